@@ -201,3 +201,14 @@ def test_heads_are_proved_inside_wrappers(mesh, wrap):
         model = nn.parallel.DistributedDataParallel(model)
     groups = find_heads(model, X)
     assert rows(groups) == TRUTH and {group.proof for group in groups} == {"proved"}
+
+
+@pytest.mark.parametrize("call", [find_heads, verify_heads])
+def test_fsdp1_is_refused_by_name(mesh, call):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(own_model(), device_id=torch.device("cpu"))
+    with pytest.raises(UnsupportedWeights, match=r"FSDP1.*fully_shard"):
+        call(model, X)
+    model = FullyShardedDataParallel(own_model(), device_id=torch.device("cpu"), use_orig_params=True)
+    assert len(call(model, X)) == len(TRUTH)  # in one process these parameters keep their shapes

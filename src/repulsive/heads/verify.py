@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound
+from repulsive.heads.flat_weights import refuse_flat_weights
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import unwrap
 from repulsive.heads.table.lookup import heads_from_table
@@ -45,9 +46,10 @@ def verify_heads(
         HeadLayoutError: a slice is not one head, heads are mixed with each other, query and key-value heads are
             paired wrongly, or no group could be traced.
         NoHeadsFound: there are no groups to verify.
-        UnsupportedWeights: a weight is tensor parallel.
+        UnsupportedWeights: a weight is tensor parallel, or FSDP1 flattens it.
     """
     inner = unwrap(model)
+    refuse_flat_weights(inner)
     known = heads_from_table(inner)[0] if groups is None else groups
 
     def reaches_all(trace: Trace) -> bool:

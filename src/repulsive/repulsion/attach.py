@@ -31,7 +31,6 @@ from repulsive.repulsion.late_heads import LateHeads
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.noise_place import choose_noise_place, window_warning
 from repulsive.repulsion.settings import ForcePlace, NoisePlace, Order, Settings
-from repulsive.repulsion.sharding.shard_layout import explaining_flat_weights
 from repulsive.repulsion.step_force import choose_place
 from repulsive.repulsion.trained_groups import split_trained
 
@@ -149,8 +148,7 @@ def repel(
     }
     given = groups is not None
     if groups is None:
-        with explaining_flat_weights(model):
-            groups = find_heads(model, **selection)
+        groups = find_heads(model, **selection)
     else:
         checks.check_given(selection)
         groups = checks.check_groups(groups)
