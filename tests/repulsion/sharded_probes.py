@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import traceback
+import warnings
 from datetime import timedelta
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from repulsive import UnsupportedWeights, repel
+from repulsive import HeadLayoutError, UnsupportedWeights, repel
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.repulsion import head_placement
 from repulsive.repulsion.backends import eager
@@ -185,6 +186,37 @@ def refusals(world):
     return texts
 
 
+class LongBatches(nn.Module):
+    """Two attention layers, the second of which only runs on more than two samples."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.MultiheadAttention(8, 2, batch_first=True) for _ in range(2))
+
+    def forward(self, x):
+        for layer in self.layers if len(x) > 2 else self.layers[:1]:
+            x = layer(x, x, x)[0]
+        return x
+
+
+def traced(world):
+    """The number of heads that each rank proves with an example of its own, or the error.
+
+    Rank 0 runs its two samples once and misses a layer; the others run two of their four samples, then all.
+    """
+    model = LongBatches()
+    sharded_cases.shard(model)
+    example = torch.randn(4 if dist.get_rank() else 2, 5, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # rank 0 does not reach one layer
+        try:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            handle = repel(model, optimizer, RULE, example_inputs=example, verbose=False)
+        except HeadLayoutError as error:
+            return str(error)
+    return [group.proof for group in handle.groups]
+
+
 def checkpoint(world, folder, resume):
     """Train four steps, save a checkpoint, train four more; or resume from it and train the last four."""
     import torch.distributed.checkpoint as dcp
@@ -252,6 +284,7 @@ def run_all(rank, port, folder, world):
         found["checkpoint"] = guarded(checkpoint, world, folder, False)
         found["bunches"] = guarded(in_bunches, cases["rows, spos"], world)
         found["refusals"] = guarded(refusals, world)
+        found["traced"] = guarded(traced, world)
     torch.save(found, f"{folder}/{world}-{rank}.pt")
     leave()
 

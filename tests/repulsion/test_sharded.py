@@ -166,6 +166,13 @@ def test_unsupported_sharding_is_refused_by_name(ranks):
         assert all(word in texts["left_gathered"] for word in ("layers.0.q.weight", "reshard()"))
 
 
+def test_ranks_prove_heads_with_examples_of_different_sizes(ranks):
+    """They need different numbers of forward passes, and must gather weights equally often."""
+    first, second = (sound(rank["traced"]) for rank in ranks.of(2))
+    assert "the example proves 3 of 6 groups" in first
+    assert second == ["proved"] * 6
+
+
 def test_a_distributed_checkpoint_resumes_to_the_same_numbers(ranks):
     uninterrupted = sound(ranks.of(2)[0]["checkpoint"])
     mp.spawn(resume, args=(free_port(), str(ranks.folder), 2), nprocs=2)

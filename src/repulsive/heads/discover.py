@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from torch import nn
 
 from repulsive.errors import NoHeadsFound, SelectionError
+from repulsive.heads.flat_weights import refuse_flat_weights
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, module_of, unwrap
 from repulsive.heads.select import LayersName, Particle, Where, select
@@ -50,7 +51,8 @@ def find_heads(
         example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments; or the mapping that is the
             only argument of the model, as in sentence-transformers. If given, a forward pass proves every slice and
             infers heads of classes that the family table does not list. If not, heads of such a class are a guess from
-            names and shapes, and `proof` of the group says so.
+            names and shapes, and `proof` of the group says so. The forward pass gathers weights that FSDP2 shards, so
+            every rank must pass an example.
         layout: "heads", or "strided" for comparison: feature c belongs to particle c mod M, as in one public release.
         layers: "all", "first" or "last" of each stack, or a list of indices.
         parts: any of the letters q, k, v.
@@ -65,7 +67,8 @@ def find_heads(
         NoHeadsFound: the model has no heads that the table lists or the trace infers; the message lists near misses.
         SelectionError: heads were found, but none match the selection; or `model` is not an instance of nn.Module.
         HeadLayoutError: an example was given and a slice is not one head.
-        UnsupportedWeights: a projection is quantised, parametrised or of an unknown adapter kind.
+        UnsupportedWeights: a projection is quantised, parametrised or of an unknown adapter kind, FSDP1 flattens it, or
+            an example was given and a weight is tensor parallel.
 
     Example:
         >>> groups = find_heads(nn.MultiheadAttention(8, 2))
@@ -77,6 +80,7 @@ def find_heads(
         got = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
         raise SelectionError(f"expected a model, an instance of nn.Module, got {got}")
     inner = unwrap(model)
+    refuse_flat_weights(inner)
     groups, misses = heads_from_table(inner)
     completed: Completed | None = None
     if example_inputs is not None:

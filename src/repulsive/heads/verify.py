@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from torch import nn
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound
+from repulsive.heads.flat_weights import refuse_flat_weights
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import unwrap
 from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.trace.gradients import Trace
 from repulsive.heads.trace.infer import infer
 from repulsive.heads.trace.reports import HeadReport, check_groups, is_sufficient, refuse_wrong
+from repulsive.heads.trace.sharded_weights import gathered_weights
 from repulsive.heads.trace.tracer import trace_as_needed, trace_model
 
 _LISTED = 4  # largest number of names in an error message
@@ -28,7 +30,8 @@ def verify_heads(
     """Prove on an example that each slice is one head.
 
     The gradient of attention head i must fall into slice i and nowhere else. This takes one or two forward passes in
-    evaluation mode; weights, gradients, training flags and random state stay as they are.
+    evaluation mode; weights, gradients, training flags and random state stay as they are. Weights sharded by FSDP2 are
+    gathered meanwhile, so every rank must call this.
 
     Args:
         model: any module; data-parallel and compile wrappers are removed.
@@ -43,8 +46,10 @@ def verify_heads(
         HeadLayoutError: a slice is not one head, heads are mixed with each other, query and key-value heads are
             paired wrongly, or no group could be traced.
         NoHeadsFound: there are no groups to verify.
+        UnsupportedWeights: a weight is tensor parallel, or FSDP1 flattens it.
     """
     inner = unwrap(model)
+    refuse_flat_weights(inner)
     known = heads_from_table(inner)[0] if groups is None else groups
 
     def reaches_all(trace: Trace) -> bool:
@@ -93,11 +98,12 @@ def refuse_unproved(model: nn.Module, groups: Sequence[HeadGroup], example_input
                 "model) to prove them by a trace, or allow_unproved=True to train them as they are"
             )
         return
-    unproved = [group for group in groups if group.proof in ("guess", "table")]
-    if not unproved:
-        return
     inner = unwrap(model)
-    reports = check_groups(inner, unproved, trace_model(inner, example_inputs))
+    unproved = [group for group in groups if group.proof in ("guess", "table")]
+    with gathered_weights(inner):  # on every rank, also if the example of this rank proves all groups
+        if not unproved:
+            return
+        reports = check_groups(inner, unproved, trace_model(inner, example_inputs))
     remaining = [f"{report.name} ({report.note})" for report in reports if report.status != "verified"]
     if remaining:
         raise HeadLayoutError(

@@ -31,7 +31,6 @@ from repulsive.repulsion.late_heads import LateHeads
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.noise_place import choose_noise_place, window_warning
 from repulsive.repulsion.settings import ForcePlace, NoisePlace, Order, Settings
-from repulsive.repulsion.sharding.shard_layout import explaining_flat_weights
 from repulsive.repulsion.step_force import choose_place
 from repulsive.repulsion.trained_groups import split_trained
 
@@ -80,7 +79,7 @@ def repel(
         match: pattern or patterns on group names, such as "*.layer.0.*".
         layout: "heads", or "strided" for the slices of the authors' released code.
         example_inputs: inputs of the model; if given, slices are proved by a trace, and unknown classes and output
-            projections are inferred.
+            projections are inferred. Under FSDP2 every rank must pass them.
         allow_unproved: also train heads that are a guess from names and shapes, or that the example did not prove.
         groups: groups from `find_heads`, `heads_by_hand`, `group_modules` or `group_stacked`, instead of the selection
             above.
@@ -149,8 +148,7 @@ def repel(
     }
     given = groups is not None
     if groups is None:
-        with explaining_flat_weights(model):
-            groups = find_heads(model, **selection)
+        groups = find_heads(model, **selection)
     else:
         checks.check_given(selection)
         groups = checks.check_groups(groups)

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.heads.table.match import is_conv1d
 from repulsive.heads.table.output_projection import output_projection
 
 Change = Callable[["AttentionLayer", Tensor], Tensor | None]  # layer, head outputs -> new outputs; None: no change
@@ -138,7 +139,7 @@ def output_weight(layer: AttentionLayer) -> Tensor:
     weight = getattr(projection, "weight", None)
     if isinstance(projection, nn.Linear) and isinstance(weight, Tensor) and weight.shape[-1] == width:
         return weight.detach()
-    if type(projection).__name__ == "Conv1D" and isinstance(weight, Tensor):
+    if is_conv1d(projection) and isinstance(weight, Tensor):
         return weight.detach().mT
     first = next(projection.parameters())
     unit = torch.eye(width, device=first.device, dtype=first.dtype if first.is_floating_point() else torch.float32)

@@ -93,6 +93,11 @@ def kinds_of(module: nn.Module) -> list[str]:
     return [name.removeprefix("Parametrized") for name in names]  # torch renames the class of a parametrised module
 
 
+def is_conv1d(module: object) -> bool:
+    """Check for transformers' `Conv1D`, whose weight is [in, out]; FSDP2 makes a subclass of another name of it."""
+    return isinstance(module, nn.Module) and "Conv1D" in kinds_of(module)
+
+
 def _candidates(module: nn.Module) -> Iterator[tuple[Family, str]]:
     """Rows of the table with their proof: those of the class, then of its base classes, then signatures.
 
@@ -144,7 +149,7 @@ def weights_of(module: nn.Module, path: str) -> list[Weight]:
     if isinstance(target, nn.Module):
         if adapters := _adapters(target, path):
             return adapters
-        axis = 1 if type(target).__name__ == "Conv1D" else 0
+        axis = 1 if is_conv1d(target) else 0
         return [_checked(target, "weight", f"{path}.weight", axis)]
     owner = follow(module, owner_path) if owner_path else module
     assert isinstance(owner, nn.Module)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from repulsive.heads.table.known_families import known_families
-from repulsive.heads.table.match import follow
+from repulsive.heads.table.match import follow, is_conv1d
 
 # Usual names of the output projection, for classes without `out` in the family table. The first that fits is taken.
 USUAL_NAMES = (
@@ -85,5 +85,5 @@ def input_features(projection: object) -> int | None:
     if isinstance(declared, int):
         return declared
     if isinstance(weight, Tensor) and weight.ndim == 2:
-        return weight.shape[0 if type(projection).__name__ == "Conv1D" else 1]
+        return weight.shape[0 if is_conv1d(projection) else 1]
     return None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, dotted, module_of, number_layers, stack_of, where_of
 from repulsive.heads.table.families import NO_HEADS
+from repulsive.heads.table.match import kinds_of
 from repulsive.heads.trace.gradients import PRESENT, Key, RoleGradients, Trace, same_head_ids
 from repulsive.heads.trace.mixing import CHANNELS
 from repulsive.heads.trace.pairing import with_traced_pairs
@@ -253,8 +254,8 @@ def _excluded(path: str, owners: Mapping[str, tuple[nn.Module, str]]) -> tuple[s
     steps = path.split(".")
     for length in range(len(steps), 0, -1):
         name = ".".join(steps[:length])
-        reason = NO_HEADS.get(type(owners[name][0]).__name__) if name in owners else None
-        if reason:
+        kinds = kinds_of(owners[name][0]) if name in owners else []
+        if reason := next((NO_HEADS[kind] for kind in kinds if kind in NO_HEADS), ""):
             return name, reason
     return None
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.heads.call_arguments import call_arguments
-from repulsive.heads.layout import HeadGroup
+from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, unwrap
 from repulsive.heads.table.output_projection import input_features
 from repulsive.heads.trace.forward_pass import evaluation_mode, without_compilation
+from repulsive.heads.trace.sharded_weights import gathered_weights
 
 LEAK = 1e-6  # largest share of the squared gradient that may reach the value rows of other heads
 
@@ -28,7 +29,8 @@ def trace_output_projections(
     """Find the output projections of attention layers where names do not show them.
 
     Args:
-        model: any module; its parameters, gradients, flags and random state stay as they are.
+        model: any module; its parameters, gradients, flags and random state stay as they are. Every rank must call
+            this if FSDP2 shards it.
         layers: dotted name of an attention module -> its groups of heads, not joined.
         example_inputs: as in `find_heads`; the model runs on it once, or not at all if there is no candidate.
 
@@ -41,11 +43,11 @@ def trace_output_projections(
     candidates = {name: paths for name, own in layers.items() if (paths := _candidates(modules, name, own))}
     values = {name: _value(layers[name]) for name in candidates}
     watched = {path: modules[path] for paths in candidates.values() for path in paths}
-    parameters = [value.slices[0].parameter() for value in values.values() if value is not None]
     result: dict[str, str] = {}
     if not watched:
         return result
-    with _recorded_inputs(inner, watched, parameters, example_inputs) as inputs:
+    parts = [value.slices[0] for value in values.values() if value is not None]
+    with gathered_weights(inner), _recorded_inputs(inner, watched, parts, example_inputs) as inputs:
         for name, paths in candidates.items():
             value = values[name]
             assert value is not None  # there are no candidates without values
@@ -79,9 +81,9 @@ def _candidates(modules: Mapping[str, nn.Module], name: str, groups: Sequence[He
 
 @contextmanager
 def _recorded_inputs(
-    model: nn.Module, watched: Mapping[str, nn.Module], parameters: Sequence[Tensor], example: object
+    model: nn.Module, watched: Mapping[str, nn.Module], parts: Sequence[HeadSlice], example: object
 ) -> Iterator[dict[str, Tensor]]:
-    """Run the model once and record the input of each watched module, with its graph back to the parameters."""
+    """Run the model once and record the input of each watched module, with its graph back to the weights of `parts`."""
     inputs: dict[str, Tensor] = {}
     args, kwargs = call_arguments(model, example)
     with ExitStack() as stack:
@@ -92,7 +94,7 @@ def _recorded_inputs(
             torch.enable_grad(),
         ):
             stack.enter_context(context)
-        for parameter in parameters:
+        for parameter in [part.parameter() for part in parts]:
             stack.callback(parameter.requires_grad_, parameter.requires_grad)
             parameter.requires_grad_(True)
         for path, module in watched.items():

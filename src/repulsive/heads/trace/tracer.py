@@ -25,6 +25,7 @@ from repulsive.heads.trace.mixing import (
 from repulsive.heads.trace.norms import StopGradient
 from repulsive.heads.trace.recorder import Recorder
 from repulsive.heads.trace.records import Call, Leaf
+from repulsive.heads.trace.sharded_weights import gathered_weights
 from repulsive.heads.trace.usage import has_product_of_activations
 
 
@@ -35,8 +36,8 @@ def trace_model(model: nn.Module, example_inputs: object) -> Trace:
         model: the unwrapped model. Its parameters, gradients, training flags and random state stay as they are.
         example_inputs: a tensor, a tuple of arguments or a mapping of keyword arguments.
     """
-    recorder = Recorder([(clean(name), p) for name, p in model.named_parameters()])
-    with torch.inference_mode(False), torch.enable_grad():
+    with gathered_weights(model), torch.inference_mode(False), torch.enable_grad():
+        recorder = Recorder([(clean(name), p) for name, p in model.named_parameters()])
         run(model, example_inputs, recorder)
         calls = [(call.has_softmax, _trace_call(call, recorder.leaves)) for call in recorder.calls]
     with_softmax = [roles for has_softmax, roles in calls if has_softmax and roles]
@@ -67,14 +68,15 @@ def trace_as_needed(model: nn.Module, example_inputs: object, is_sufficient: Cal
         is_sufficient: returns whether a trace shows everything the caller needs.
     """
     few = first_samples(example_inputs)
-    if few is not None:
-        try:
-            trace = trace_model(model, few)
-        except Exception:  # a mask whose first axis is not the batch, or a model with a fixed batch size
-            trace = None
-        if trace is not None and is_sufficient(trace):
-            return trace
-    return trace_model(model, example_inputs)
+    with gathered_weights(model):  # once, however many passes the example of this rank needs
+        if few is not None:
+            try:
+                trace = trace_model(model, few)
+            except Exception:  # a mask whose first axis is not the batch, or a model with a fixed batch size
+                trace = None
+            if trace is not None and is_sufficient(trace):
+                return trace
+        return trace_model(model, example_inputs)
 
 
 def _is_attention_without_softmax(roles: list[RoleGradients], used: set[Key]) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup, HeadSlice, whole_tensor
 from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.heads.table.match import is_conv1d
 from repulsive.heads.table.output_projection import output_projection
 from repulsive.heads.trace.output_projection import trace_output_projections
 from repulsive.particles.gram import compute_dtype, full_precision
@@ -172,7 +173,7 @@ def _outputs(groups: Sequence[HeadGroup], projection: tuple[str, nn.Module] | No
         raise RuleError(
             f"{value.name}: circuits='qk+ov' found no output projection for {heads} heads of {width} features; {remedy}"
         )
-    axis = 0 if type(module).__name__ == "Conv1D" else 1
+    axis = 0 if is_conv1d(module) else 1
     rows = torch.arange(heads * width).view(heads, width)
     part = HeadSlice(module, "weight", f"{path}.weight", rows, axis)
     refuse_tensor_parallel(part)

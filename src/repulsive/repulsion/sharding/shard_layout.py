@@ -11,15 +11,14 @@ heads, and its gradient is moved back afterwards: an all-to-all of the rank's ow
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeGuard
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from repulsive.errors import NoHeadsFound, UnsupportedWeights
+from repulsive.errors import UnsupportedWeights
 from repulsive.heads.layout import HeadSlice
 
 if TYPE_CHECKING:  # torch.distributed.tensor is imported only where weights are sharded
@@ -40,21 +39,6 @@ def check_placement(part: HeadSlice) -> None:
     parameter = part.parameter()
     if is_sharded(parameter):
         _work_placements(part, parameter, whole=False)
-
-
-@contextmanager
-def explaining_flat_weights(model: nn.Module) -> Iterator[None]:
-    """If heads are not found in a model under FSDP1, raise an error that explains why: FSDP1 flattens weights."""
-    try:
-        yield
-    except (NoHeadsFound, UnsupportedWeights) as error:
-        kinds = {f"{kind.__module__}.{kind.__name__}" for m in model.modules() for kind in type(m).__mro__}
-        if "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel" not in kinds:
-            raise
-        raise UnsupportedWeights(
-            "FullyShardedDataParallel (FSDP1) flattens weights, so that heads cannot be found in them; shard with "
-            "torch.distributed.fsdp.fully_shard (FSDP2) instead"
-        ) from error
 
 
 def has_heads_on_other_ranks(part: HeadSlice) -> bool:
