@@ -81,7 +81,8 @@ def run_forked(command: Callable[[], int], injector: Injector | None = None) -> 
                 injector.install()
             code = command()
             if injector is not None:
-                os.write(writing, "\n".join(injector.seen).encode()[:60_000])
+                with os.fdopen(writing, "wb") as file:
+                    file.write("\n".join(injector.seen).encode())
         except BaseException:
             traceback.print_exc()
         finally:

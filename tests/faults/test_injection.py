@@ -15,11 +15,12 @@ import torch
 
 from repulsive.cli.app import run
 from repulsive.lab.engine import launch
+from repulsive.lab.runs import sweep as sweeps
 from repulsive.lab.text.folders import read_folder
 from tests.faults.injection import STOPPED, Injector, run_forked
 from tests.lab.engine import tiny
 
-pytest.importorskip("optuna")
+optuna = pytest.importorskip("optuna")
 SHORT = ("training.epochs=1", "training.save_every=4", "training.log_every=5", "training.batch=64")
 
 
@@ -44,9 +45,7 @@ def data(tmp_path_factory):
     torch.set_num_threads(1)
     folder = tiny.make_data(tmp_path_factory.mktemp("tiny") / "prepared")
     tiny.train(folder, folder.with_name("warm"), *SHORT)  # children inherit what is imported by now
-    for package in ("optuna", "repulsive.lab.engine.sweep", "rich.progress"):
-        importlib.import_module(package)
-    optuna = importlib.import_module("optuna")
+    importlib.import_module("rich.progress")
     optuna.create_study(storage=f"sqlite:///{folder.with_name('warm.db')}").ask()
     yield folder
     torch.set_num_threads(before)
@@ -91,7 +90,7 @@ def subject_of(name, data):
         )
 
     def sweep(root):
-        launch.train_many = in_process
+        sweeps.train_many = in_process
         more = [word for change in SHORT for word in ("--set", change)]
         over = ["--over", "method.ratio=0.2,0.3", "--jobs", "1", "--device", "cpu", "--out", str(root / "swept")]
         return run(["sweep", str(tiny.toml(data)), *more, *over])
@@ -173,3 +172,12 @@ def test_the_injector_sees_and_spoils(tmp_path):
     assert run_forked(work, Injector(tmp_path, 1, stop=True))[0] == STOPPED and (tmp_path / "a").exists()
     code, _ = run_forked(work, Injector(tmp_path, 2))
     assert code == 70 and json.dumps(sorted(path.name for path in tmp_path.iterdir())) == '["b"]'
+
+
+def test_many_operations_are_seen(tmp_path):
+    def work():
+        for _ in range(2000):  # their names are longer than a pipe
+            (tmp_path / "file").write_bytes(b"")
+        return 0
+
+    assert len(run_forked(work, Injector(tmp_path))[1]) == 2000

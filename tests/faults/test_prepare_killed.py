@@ -46,14 +46,6 @@ def start(script, *words):
     return subprocess.Popen(command, env=tiny.environment(), stdout=subprocess.PIPE, text=True)
 
 
-def alive(pid):
-    """Return whether a process is running; a zombie is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_workers_end_with_their_parent(tmp_path, number):
     script = tmp_path / "working.py"
@@ -61,13 +53,13 @@ def test_workers_end_with_their_parent(tmp_path, number):
     process = start(script)
     try:
         workers = [int(word) for word in process.stdout.readline().split()]
-        assert len(workers) == 2 and all(map(alive, workers))
+        assert len(workers) == 2 and all(map(tiny.alive, workers))
         process.send_signal(number)
         process.wait()
         until = time.monotonic() + tiny.PATIENCE
-        while any(map(alive, workers)) and time.monotonic() < until:
+        while any(map(tiny.alive, workers)) and time.monotonic() < until:
             time.sleep(0.05)
-        assert not any(map(alive, workers))
+        assert not any(map(tiny.alive, workers))
     finally:
         process.kill()
         process.stdout.close()

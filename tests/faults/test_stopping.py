@@ -20,7 +20,6 @@ from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.random_state import random_state, restore_random_state, seed_everything
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.systems.registry import make_task
-from tests.faults.test_prepare_killed import alive
 from tests.lab.engine import tiny
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -130,7 +129,7 @@ def wait_for(condition):
 
 def end(process, ranks):
     for rank in ranks:
-        if alive(rank):
+        if tiny.alive(rank):
             os.kill(rank, signal.SIGKILL)
     process.kill()
     process.communicate()
@@ -145,7 +144,7 @@ def test_ranks_end_with_torchrun(data, tmp_path):
         wait_for(lambda: len(tiny.steps(folder)) > 2)
         ranks = children(process.pid)
         process.kill()
-        wait_for(lambda: not any(map(alive, ranks)))
+        wait_for(lambda: not any(map(tiny.alive, ranks)))
         assert len(ranks) == 2 and RunFolder(folder).checkpoints.found()  # they saved before they ended
     finally:
         end(process, ranks)
@@ -160,7 +159,7 @@ def test_a_rank_that_is_stopped_does_not_hold_the_other_for_ever(data, tmp_path)
         wait_for(lambda: len(tiny.steps(folder)) > 2)
         ranks = children(process.pid)
         os.kill(ranks[1], signal.SIGSTOP)
-        wait_for(lambda: not alive(ranks[0]))
+        wait_for(lambda: not tiny.alive(ranks[0]))
         os.kill(ranks[1], signal.SIGCONT)
         _, errors = process.communicate(timeout=tiny.PATIENCE)
         assert process.returncode != 0 and "did not answer in time" in errors

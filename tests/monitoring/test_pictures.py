@@ -181,6 +181,8 @@ def test_the_page_in_a_browser(tmp_path):
             assert violations(browser, path, dark=dark) == []
         path.write_text(render_monitor_page(content()).replace('data-seconds="5"', 'data-seconds="0.2"'))
         with driven_page(browser, path) as (page, messages):
-            path.write_text(render_monitor_page(content(is_live=False)))
-            page.wait_for_selector("text=Training has ended", timeout=5000)
+            ended = path.with_name("ended.html")
+            ended.write_text(render_monitor_page(content(is_live=False)))
+            ended.replace(path)  # at once: a page that is reloaded half written would never be reloaded again
+            page.wait_for_selector("text=Training has ended")
             assert messages == []

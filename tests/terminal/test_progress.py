@@ -10,24 +10,21 @@ import sys
 from repulsive.terminal import progress
 
 STEPS = """
-import time, warnings
+import warnings
 from repulsive.terminal.progress import progress_bar
 with progress_bar() as show:
     for step in range(4):
         show("reading", step, 4)
-        time.sleep(0.15)
         if step == 1:
             warnings.warn("line 3 is empty")
     show("writing", 1, 0)
 """
 TWO_MODELS = """
-import time
 from repulsive.terminal.progress import progress_bar
 with progress_bar() as show:
     for total in (4, 3):
         for step in range(total):
             show("ablating heads", step + 1, total)
-            time.sleep(0.15)
 """
 
 
@@ -86,4 +83,4 @@ def test_a_bar_at_a_terminal():
 
 def test_a_stage_that_starts_again_has_its_own_total():
     _, text = at_a_terminal(["-c", TWO_MODELS])
-    assert re.search(r"ablating heads ━.* [34]/4 .*ablating heads ━.* [123]/3 ", text, re.S)
+    assert re.search(r"ablating heads ━.* \d/4 .*ablating heads ━.* 3/3 ", text, re.S)

@@ -103,7 +103,7 @@ def workers_of(pid):
 
 
 def running(pids):
-    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and " Z " not in Path(f"/proc/{pid}/stat").read_text()]
+    return [pid for pid in pids if tiny.alive(pid)]
 
 
 def wait_for(pids):

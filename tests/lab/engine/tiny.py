@@ -128,6 +128,14 @@ def default_signals() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+def alive(pid: int) -> bool:
+    """Return whether a process is running; a zombie is not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def outcome(folder: Path) -> tuple[dict[str, torch.Tensor], list[str], dict]:
     """Best weights and answers, lines of metrics, and the result without its run time."""
     run = RunFolder(folder)

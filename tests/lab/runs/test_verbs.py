@@ -274,6 +274,19 @@ def test_trials_of_a_killed_process_are_taken_up_again(tmp_path):
     assert taken.params["x"] in ("1", "2")
 
 
+def test_a_process_killed_before_it_noted_its_trial(tmp_path):
+    """Optuna marks a trial as running before the process can write where it runs."""
+    pytest.importorskip("optuna")
+    study, stage = sweep_queue.open_study("s/1", f"sqlite:///{tmp_path / 'a.db'}"), {"x": ["1", "2"]}
+    sweep_queue.enqueue(study, stage, "here")
+    study.ask()  # and the process dies here
+    sweep_queue.enqueue(study, stage, "here")
+    for trial in sweep_queue.take(study, stage, 8, "here"):
+        study.tell(trial, float(trial.params["x"]))
+    sweep_queue.check_all_ended(study)
+    assert [trial.value for trial in sweep_queue.ended_trials(study, stage)] == [1.0, 2.0]
+
+
 def test_stages_are_read_or_refused():
     assert sweeps.parse_stage(["a.b=1, 2", "c=x"]) == {"a.b": ["1", "2"], "c": ["x"]}
     for word in ("a", "=1", "a=", "a=1,,2"):

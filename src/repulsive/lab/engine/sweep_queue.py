@@ -41,7 +41,10 @@ def grid_points(stage: Stage) -> list[dict[str, str]]:
 
 
 def enqueue(study: Any, stage: Stage, place: str) -> None:
-    """Queue every grid point that is not in the study yet, and points whose process died at this `place`."""
+    """Queue every grid point that is not in the study yet, and points whose process died at this `place`.
+
+    Queued trials have a place from the start: a process can die after `study.ask` and before `take` writes its place.
+    """
     from optuna.trial import TrialState
 
     for trial in study.get_trials(deepcopy=False):
@@ -54,7 +57,7 @@ def enqueue(study: Any, stage: Stage, place: str) -> None:
     ]
     for point in grid_points(stage):
         if point not in queued:
-            study.enqueue_trial(point)
+            study.enqueue_trial(point, user_attrs={"place": place})
 
 
 def take(study: Any, stage: Stage, most: int, place: str) -> list[Any]:
