@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from repulsive import SVGD, HeadLayoutError, UnsupportedWeights, find_heads, repel, verify_heads
+from repulsive import SVGD, HeadLayoutError, HeadMonitor, UnsupportedWeights, find_heads, repel, verify_heads
 from repulsive.heads import heads_by_hand
 from repulsive.heads.trace.output_projection import trace_output_projections
 from repulsive.repulsion.logits.value_circuits import output_groups
@@ -212,3 +212,15 @@ def test_fsdp1_is_refused_by_name(mesh, call):
         call(model, X)
     model = FullyShardedDataParallel(own_model(), device_id=torch.device("cpu"), use_orig_params=True)
     assert len(call(model, X)) == len(TRUTH)  # in one process these parameters keep their shapes
+
+
+def test_a_monitor_of_sharded_weights_measures_training_passes_only(mesh):
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
+    shard(model, mesh, *model.layers)
+    x = torch.randn(3, 6, 8)
+    with pytest.raises(UnsupportedWeights, match="leave probe out"):
+        HeadMonitor(model, probe=x)
+    with HeadMonitor(model, every=1) as monitor:
+        model(x).sum().backward()
+        monitor.step()
+    assert [len(measurement.layers) for measurement in monitor.history] == [2]

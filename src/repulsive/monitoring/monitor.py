@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
-from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError, StateError
+from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError, StateError, UnsupportedWeights
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import unwrap
 from repulsive.monitoring.film_layers import film_layers
@@ -64,6 +64,7 @@ class HeadMonitor:
     Raises:
         SelectionError: `every`, `items` or `tokens` is below 1, or `log` is not a logger.
         NoHeadsFound: the model has no heads.
+        UnsupportedWeights: there is a probe, and weights are sharded.
 
     Example:
         >>> model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2)
@@ -92,6 +93,11 @@ class HeadMonitor:
                 raise SelectionError(f"{name}={value}: must be at least 1")
         if log is not None and not callable(log) and not callable(getattr(log, "log", None)):
             raise SelectionError("log must have a method log(values, step), or be a function that takes the same")
+        if probe is not None and any(hasattr(parameter, "placements") for parameter in model.parameters()):
+            raise UnsupportedWeights(
+                "probe: the weights are sharded, and rank 0, which alone runs the model on a probe, would wait for the "
+                "other ranks; leave probe out to measure training passes"
+            )
         self.model, self.every, self._probe = model, every, probe
         self._log: Log | None = getattr(log, "log", log)
         groups, out = _find(model, example_inputs, probe)
