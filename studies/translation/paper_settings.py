@@ -55,7 +55,7 @@ from repulsive.lab.engine.workers import DONE, STOPPED, WorkerPool
 from repulsive.lab.runs.plan import plan
 
 LEAST = 150.0  # seconds that must be left to start the runs of a seed on a GPU
-ATTEMPTS = 2  # at the runs of a seed: one whose process dies goes on from its last checkpoint
+ATTEMPTS = 2  # at the runs of a seed: one whose process dies is resumed from its last checkpoint
 _POLL = 0.25
 
 

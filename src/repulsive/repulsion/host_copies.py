@@ -1,4 +1,4 @@
-"""Numbers on their way from a device to the host, without waiting for the device."""
+"""Copy numbers from a device to the host without waiting for the device."""
 
 from __future__ import annotations
 

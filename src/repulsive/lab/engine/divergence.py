@@ -85,10 +85,10 @@ class DivergenceGuard:
 
 @contextmanager
 def tokens_required(folder: RunFolder) -> Iterator[None]:
-    """Raise if repulsion between logits sees no tokens: the run would be plain training under another name.
+    """Raise an error if repulsion between logits gets no tokens: the run would be plain training under another name.
 
     Raises:
-        RunError: it saw none.
+        RunError: no tokens were sampled.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error", NoTokensWarning)
