@@ -14,7 +14,6 @@ TABLES = {"gram, solve": launch_settings.GRAM, "combine": launch_settings.COMBIN
 TABLES["combine with noise"] = launch_settings.NOISY
 OF_TABLES = ("BLOCK", "num_warps", "num_stages")
 OF_SOLVE = {"CHUNK": "CHUNK", "SOLVE_WARPS": "num_warps"}  # settings of `solve`, and their names in its table
-OF_PROGRAMS = {"gram, solve": "gram", "combine": "combine", "combine with noise": "combine with noise"}
 
 
 class Candidate(NamedTuple):
@@ -76,7 +75,7 @@ def applied(settings: Mapping[str, Settings], padded: int) -> Iterator[None]:
             launch_settings.SOLVE[padded] = launch_settings.SOLVE[padded] | solve
             if "programs" in some:
                 programs = launch_settings.PROGRAMS.get(padded, {})
-                launch_settings.PROGRAMS[padded] = programs | {OF_PROGRAMS[launch]: int(some["programs"])}
+                launch_settings.PROGRAMS[padded] = programs | {launch.removesuffix(", solve"): int(some["programs"])}
             if "PRECISION" in some:
                 launch_settings.PRECISION[padded] = str(some["PRECISION"])
         yield

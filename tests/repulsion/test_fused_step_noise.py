@@ -7,7 +7,7 @@ from torch import nn
 pytest.importorskip("triton")
 
 from repulsive import SGLD, SPOS, repel
-from repulsive.repulsion import fix_second_moment, optimizer_noise
+from repulsive.repulsion import fix_second_moment
 from repulsive.repulsion.backends import choose, launch_settings
 from repulsive.repulsion.backends.optimizer_state import OptimizerState
 
@@ -31,22 +31,23 @@ def few_programs(monkeypatch):
     monkeypatch.setattr(launch_settings, "SPLITS", 2)  # the interpreter is slow
 
 
+def count_calls(monkeypatch, owner, name):
+    """Replace a function by one that also adds an item to the list that is returned."""
+    calls, original = [], getattr(owner, name)
+    monkeypatch.setattr(owner, name, lambda *args: calls.append(1) or original(*args))
+    return calls
+
+
 @pytest.fixture
 def eager_calls(monkeypatch):
     """Count the calls of the eager noise."""
-    calls = []
-    original = optimizer_noise.add_noise
-    monkeypatch.setattr(choose, "add_noise", lambda *args: calls.append(1) or original(*args))
-    return calls
+    return count_calls(monkeypatch, choose, "add_noise")
 
 
 @pytest.fixture
 def lookups(monkeypatch):
     """Count the steps that look up the state of the optimizer."""
-    calls = []
-    original = OptimizerState.read
-    monkeypatch.setattr(OptimizerState, "read", lambda *args: calls.append(1) or original(*args))
-    return calls
+    return count_calls(monkeypatch, OptimizerState, "read")
 
 
 def train(
@@ -133,7 +134,7 @@ def test_what_does_not_fit_is_eager(kind, options, monkeypatch, eager_calls):
 
 
 def scheduled(step, optimizer):
-    """Change the numbers that schedulers change, alike for all parameters or not."""
+    """Change the numbers that schedulers change, for all parameters or for some."""
     for index, entry in enumerate(optimizer.param_groups):
         entry["lr"] = 0.01 / (1 + step + index * (step % 2))
         if "betas" in entry:

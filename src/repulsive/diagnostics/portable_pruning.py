@@ -21,6 +21,7 @@ from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_change import read_output
 from repulsive.diagnostics.smaller_config import ADVICE, config_with_heads, smaller_config
 from repulsive.errors import HeadLayoutError
+from repulsive.heads.table.match import is_conv1d
 
 __all__ = ["Selection", "check_portable", "prove_equal", "prune_portably", "select_heads"]
 
@@ -162,7 +163,7 @@ def _remaining_weights(heads: Heads, selection: Selection, device: torch.device 
         name = f"{layer.projection}.weight"
         if name not in state:
             raise HeadLayoutError(f"{layer.name}: the weight of its output projection is not stored as {name}")
-        axis = 0 if type(layer.module).__name__ == "Conv1D" else 1
+        axis = 0 if is_conv1d(layer.module) else 1
         kept_columns = columns[list(selection.kept[row])].flatten()
         state[name] = state[name].index_select(axis, kept_columns.to(state[name].device))
     return state

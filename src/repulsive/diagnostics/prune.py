@@ -27,6 +27,7 @@ from repulsive.diagnostics.redundancy import heads_of
 from repulsive.errors import CheckpointError, HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import module_of, unwrap
+from repulsive.heads.table.match import is_conv1d
 from repulsive.safety.permissions import ordinary_permissions
 
 # Attention classes (module and name) that reshape q, k and v by the head size -> attributes to update: the number of
@@ -235,7 +236,7 @@ def _prune_layer(
             _select(s.module, "bias", 0, rows)
     if layer.kind == "projection":
         columns = torch.arange(layer.num_heads * layer.head_dim).view(layer.num_heads, -1)[keep].flatten()
-        _select(layer.module, "weight", 0 if type(layer.module).__name__ == "Conv1D" else 1, columns)
+        _select(layer.module, "weight", 0 if is_conv1d(layer.module) else 1, columns)
     else:
         encoder: Any = model.encoder
         encoder.config = replace(encoder.config, heads=len(keep))  # builds a model of the new size
@@ -291,7 +292,7 @@ def _select(module: nn.Module, attribute: str, axis: int, kept: Tensor) -> None:
     setattr(module, attribute, new)
     if isinstance(module, nn.Linear) and attribute == "weight":
         module.out_features, module.in_features = new.shape
-    elif type(module).__name__ == "Conv1D" and attribute == "weight":
+    elif is_conv1d(module) and attribute == "weight":
         module.nx, module.nf = new.shape  # type: ignore[assignment]
 
 

@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from repulsive.errors import SelectionError, UnsupportedWeights, did_you_mean
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, dotted, unwrap
+from repulsive.heads.sharded_tensors import is_sharded
 
 ModuleParticle = Literal["parameter", "module"]
 
@@ -203,7 +204,7 @@ def _check_untied(named: Sequence[Mapping[str, Tensor]], part: str) -> None:
 
 def _identity(tensor: Tensor) -> int:
     """The address of a tensor's values; of the tensor object if it has none (sharded, or on the meta device)."""
-    has_address = not hasattr(tensor, "placements") and tensor.device.type != "meta" and tensor.numel()
+    has_address = not is_sharded(tensor) and tensor.device.type != "meta" and tensor.numel()
     return (tensor.data_ptr() if has_address else 0) or id(tensor)
 
 

@@ -15,6 +15,7 @@ from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError, StateError, UnsupportedWeights
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import unwrap
+from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.monitoring.film_layers import film_layers
 from repulsive.monitoring.history import History
 from repulsive.monitoring.live_page import page_content
@@ -93,7 +94,7 @@ class HeadMonitor:
                 raise SelectionError(f"{name}={value}: must be at least 1")
         if log is not None and not callable(log) and not callable(getattr(log, "log", None)):
             raise SelectionError("log must have a method log(values, step), or be a function that takes the same")
-        if probe is not None and any(hasattr(parameter, "placements") for parameter in model.parameters()):
+        if probe is not None and any(map(is_sharded, model.parameters())):
             raise UnsupportedWeights(
                 "probe: the weights are sharded, and rank 0, which alone runs the model on a probe, would wait for the "
                 "other ranks; leave probe out to measure training passes"

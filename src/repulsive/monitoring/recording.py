@@ -41,6 +41,7 @@ from repulsive.diagnostics.similarity import token_similarity
 from repulsive.errors import DivergedError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import clean, unwrap
+from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.monitoring.measurement import LayerMeasurement, Measurement
 from repulsive.particles.gram import compute_dtype, full_precision
 
@@ -237,7 +238,7 @@ class Pass:
             moment = torch.stack(list(moments)).mean(0)  # [M, d, d]
             if layer.projection:
                 weight = output_weight(layer)  # [d_model, M d]
-                if hasattr(weight, "placements"):
+                if is_sharded(weight):
                     raise TypeError("the output projection is sharded")
                 weight = weight.to(moment).unflatten(-1, moment.shape[:2]).transpose(0, 1)  # [M, d_model, d]
                 with full_precision(moment.device):

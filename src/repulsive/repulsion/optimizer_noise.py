@@ -29,10 +29,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from repulsive.errors import OptimizerError
+from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.particles.gram import compute_dtype
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.sharding.shard_layout import is_sharded
 
 Number = float | Tensor
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler, OptState
 from torch.optim import Optimizer
 
-from repulsive.repulsion.sharding.shard_layout import is_sharded
+from repulsive.heads.sharded_tensors import is_sharded
 
 
 class GradientSnapshot:

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor
 
 from repulsive.errors import OptimizerError
+from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.repulsion.attach import unwrap_optimizer
 from repulsive.repulsion.optimizer_noise import adam_response, response_of, rmsprop_response
-from repulsive.repulsion.sharding.shard_layout import is_sharded
 
 FIXED = 1 - 2**-23  # decay rate, exact in float32: the second moment changes by a percent in 84,000 steps
 _STEPS = 1e12  # a number of steps t for which FIXED ** t is zero

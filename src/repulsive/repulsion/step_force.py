@@ -21,13 +21,13 @@ from torch.optim import Optimizer
 
 from repulsive.errors import RuleError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
+from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.particles.gram import compute_dtype, full_precision, gram
 from repulsive.particles.rule import Measure, Rule, copy_with
 from repulsive.particles.svgd import RATIO, SVGD
 from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.settings import ForcePlace
-from repulsive.repulsion.sharding.shard_layout import is_sharded
 
 # A ratio in the gradient, and what Muon makes of it in one step, and in steps with their momentum (results/optimizers).
 IN_GRADIENT, IN_ONE_STEP, IN_STEPS = 0.03, 0.1, 0.7

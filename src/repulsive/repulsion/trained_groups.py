@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 
 from repulsive.errors import OptimizerError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
-from repulsive.repulsion.sharding.shard_layout import check_placement, is_sharded
+from repulsive.heads.sharded_tensors import is_sharded
+from repulsive.repulsion.sharding.shard_layout import check_placement
 
 _SHOWN = 6  # groups that a message names
 

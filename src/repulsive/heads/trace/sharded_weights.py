@@ -1,9 +1,9 @@
 """Gather the weights of a model that FSDP2 shards, for the time of a trace.
 
 FSDP2 gathers and frees the weights of a module in forward and backward hooks. A trace computes as many gradients as its
-example needs, and examples differ between ranks: a rank that gathers more often than the others waits for ever. So all
-weights are gathered before the first forward pass. Until the end, the hooks of FSDP2 only cast inputs and outputs, and
-move inputs to the device of the weights.
+example needs, and examples differ between ranks: a rank that gathers more often than the others hangs. So all weights
+are gathered before the first forward pass. Until the end, the hooks of FSDP2 only cast inputs and outputs, and move
+inputs to the device of the weights.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from repulsive.errors import UnsupportedWeights
 from repulsive.heads.module_paths import clean
+from repulsive.heads.sharded_tensors import is_sharded
 
 
 @contextmanager
@@ -38,7 +39,7 @@ def gathered_weights(model: nn.Module) -> Iterator[None]:
             stack.callback(module.reshard)
             module.unshard()
         for name, parameter in model.named_parameters():
-            if hasattr(parameter, "placements"):
+            if is_sharded(parameter):
                 raise UnsupportedWeights(
                     f"{clean(name)}: a trace needs whole weights, and this one is tensor parallel or sharded with a "
                     "larger module; call find_heads(model, example_inputs) before the model is distributed, and pass "

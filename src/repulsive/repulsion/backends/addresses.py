@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from repulsive.heads.layout import HeadGroup, HeadSlice, join, stack_heads
+from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.particles import noise
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.parameter_lookup import ParameterLookup
@@ -211,7 +212,7 @@ def can_be_read_in_place(part: HeadSlice) -> bool:
     """Check whether the Triton kernels can read a slice in place, without a copy."""
     parameter = part.parameter()
     return (
-        not hasattr(parameter, "placements")
+        not is_sharded(parameter)
         and parameter.dtype in DTYPES
         and part.attribute in part.module._parameters
         and part.num_heads <= MOST_HEADS

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from repulsive.heads.layout import HeadSlice, stack_heads
+from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.particles import noise as counters
 from repulsive.particles.gram import compute_dtype, gram, wide_dtype
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.sharding.local_weights import LocalWeight
-from repulsive.repulsion.sharding.shard_layout import MeshDims, is_sharded, local_size
+from repulsive.repulsion.sharding.shard_layout import MeshDims, local_size
 
 T = TypeVar("T")
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends import eager
 from repulsive.repulsion.backends.addresses import DTYPES, MOST_HEADS
@@ -32,7 +33,6 @@ from repulsive.repulsion.sharding.shard_layout import (
     MeshDims,
     ShardLayout,
     has_heads_on_other_ranks,
-    is_sharded,
     largest_share,
     splits_one_dimension,
 )

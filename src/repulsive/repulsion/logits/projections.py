@@ -13,7 +13,7 @@ from repulsive.errors import RuleError
 from repulsive.heads.after_projection import added_bias, clip_limit, norm_between, unknown_change
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, module_of, unwrap
-from repulsive.repulsion.sharding.shard_layout import is_sharded
+from repulsive.heads.sharded_tensors import is_sharded
 
 # Weights of an `nn.MultiheadAttention` with kdim or vdim, in the order of their shares of `in_proj_bias`.
 _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")

@@ -13,11 +13,11 @@ from torch.nn import functional as F
 
 from repulsive.errors import RuleError
 from repulsive.heads.layout import whole_tensor
+from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection, tensor_parallel_error
 from repulsive.repulsion.logits.token_positions import Positions, choose
-from repulsive.repulsion.sharding.shard_layout import is_sharded
 
 # Warnings by the length of the longest sequence.
 _NO_PAIRS = (
@@ -241,7 +241,7 @@ class Samples:
         """
         target = projection.targets[0].slice
         weight = target.parameter().detach()
-        if hasattr(weight, "placements") or target.module is not projection.output:
+        if is_sharded(weight) or target.module is not projection.output:
             return
         rows = projection.rows.flatten().to(weight.device)
         expected = given @ weight.movedim(target.axis, 0)[rows].to(given.dtype).T

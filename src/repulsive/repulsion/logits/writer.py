@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.heads.layout import HeadSlice
-from repulsive.repulsion.sharding.shard_layout import gradient_of, is_sharded, local_part
+from repulsive.heads.sharded_tensors import is_sharded
+from repulsive.repulsion.sharding.shard_layout import gradient_of, local_part
 
 
 @dataclass(frozen=True)

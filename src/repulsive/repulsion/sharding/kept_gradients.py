@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.repulsion.sharding.local_weights import LocalWeight
-from repulsive.repulsion.sharding.shard_layout import has_heads_on_other_ranks, is_sharded, local_rows
+from repulsive.repulsion.sharding.shard_layout import has_heads_on_other_ranks, local_rows
 
 ParameterKey = tuple[int, str]
 

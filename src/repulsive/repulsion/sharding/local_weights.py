@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from repulsive.heads.layout import HeadSlice
+from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.repulsion.optimizers import has_nothing_to_follow
-from repulsive.repulsion.sharding.shard_layout import MeshDims, ShardLayout, gradient_of, is_sharded, shard_layout
+from repulsive.repulsion.sharding.shard_layout import MeshDims, ShardLayout, gradient_of, shard_layout
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DeviceMesh, Placement

@@ -11,7 +11,7 @@ from torch import nn
 from repulsive.errors import UnsupportedWeights
 from repulsive.heads import find_heads
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.repulsion.sharding.shard_layout import is_sharded
+from repulsive.heads.sharded_tensors import is_sharded
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DeviceMesh, Shard

@@ -13,13 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from repulsive.errors import UnsupportedWeights
 from repulsive.heads.layout import HeadSlice
+from repulsive.heads.sharded_tensors import is_sharded
 
 if TYPE_CHECKING:  # torch.distributed.tensor is imported only where weights are sharded
     from torch.distributed.tensor import DeviceMesh, DTensor, Placement
@@ -27,11 +28,6 @@ if TYPE_CHECKING:  # torch.distributed.tensor is imported only where weights are
 MeshDims = tuple[tuple["DeviceMesh", int], ...]
 
 _ADVICE = "use fully_shard(..., shard_placement_fn=head_placement(model)): every rank then has a piece of every head"
-
-
-def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Check whether a tensor is distributed over ranks (FSDP2, tensor parallel)."""
-    return hasattr(tensor, "placements")
 
 
 def check_placement(part: HeadSlice) -> None:
