@@ -1,6 +1,8 @@
 """Compiled models: resuming, schedules that start at zero, activation checkpointing, masks of layers, LoRA."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -69,13 +71,33 @@ def test_hooks_that_the_first_uncompiled_pass_does_not_need_are_removed_after_it
     assert counts == [4, 0]
 
 
-def test_activation_checkpointing_compiles_to_one_graph():
+def test_activation_checkpointing_compiles_without_breaks():
     expected = train(*make()[:2], range(3))
     model, optimizer, handle = make(checkpointed=True)
     torch._dynamo.utils.counters.clear()
     torch.testing.assert_close(train(model, optimizer, range(3), run=compiled(model)), expected)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # with and without sampling
     assert handle._logits.renewals == 2
+
+
+def test_only_passes_that_are_sampled_call_operators():
+    model, optimizer, handle = make(EVERY_4)
+    compiled_graphs, called = [], []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        operators = sum("repulsive" in str(node.target) for node in graph.graph.nodes)
+        compiled_graphs.append(operators)
+
+        def run(*args: Any) -> Any:
+            called.append(operators)
+            return graph(*args)
+
+        return run
+
+    train(model, optimizer, range(9), run=torch.compile(model, backend=backend, fullgraph=True))
+    assert len(compiled_graphs) == 2 and sorted(compiled_graphs)[0] == 0 < max(compiled_graphs)
+    assert [step for step, operators in enumerate(called) if operators] == [0, 4, 8]
+    assert handle._logits.renewals == 3
 
 
 class Masked(nn.Module):

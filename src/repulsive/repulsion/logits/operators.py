@@ -5,7 +5,8 @@ after the whole graph has run. An operator runs in its place in the graph. Its i
 a receiver copies what it keeps.
 
 The operators are defined with the low-level interface: a call of `torch.library.custom_op` takes a hundred times as
-long, and a compiled model makes two calls per layer in every step.
+long, and a compiled model makes two calls per layer in every step that is sampled. Other steps run a graph without
+these calls, which is compiled apart.
 """
 
 from __future__ import annotations

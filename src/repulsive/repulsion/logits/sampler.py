@@ -304,9 +304,13 @@ class Sampler:
         return args[0] if args else next(iter(kwargs.values()), None)
 
     def _is_sampled(self, module: nn.Module) -> bool:
-        """Check whether to sample: in training, if a sample is wanted. Compiled code checks `wanted` at run time."""
-        is_training = module.training and torch.is_grad_enabled()
-        return is_training if torch.compiler.is_compiling() else is_training and (self.wanted or is_capturing())
+        """Check whether to sample: in training, if a sample is wanted.
+
+        The compiler reads `wanted`, too, and so compiles a model twice: calls of operators take time even if they do
+        nothing, which a model that waits for the host would feel in every step.
+        """
+        is_wanted = self.wanted or (not torch.compiler.is_compiling() and is_capturing())
+        return module.training and torch.is_grad_enabled() and is_wanted
 
 
 def _has_source(model: nn.Module, layers: Sequence[CircuitLayer]) -> bool:

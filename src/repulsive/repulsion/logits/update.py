@@ -166,7 +166,8 @@ class LogitRepulsion:
             warnings.warn(
                 "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. Run the "
                 "model in training mode (model.train()) with gradients; if it was compiled and run before repel, "
-                "compile it again after torch.compiler.reset()",
+                "compile it again after torch.compiler.reset(); to capture a compiled model into a CUDA graph, choose "
+                "every=1",
                 NoTokensWarning,
                 stacklevel=9,
             )
