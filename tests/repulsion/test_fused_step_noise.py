@@ -108,10 +108,10 @@ def test_a_fixed_second_moment(monkeypatch, eager_calls):
 
 
 def test_spos_with_twelve_heads(monkeypatch, eager_calls):
-    rule = SPOS(1.0, 0.01, 10.0)
-    expected = train(monkeypatch, "eager", ADAMW, {}, rule, heads=12, steps=2)
-    found = train(monkeypatch, "triton", ADAMW, {}, rule, heads=12, steps=2)
-    assert len(eager_calls) == 2 and same(found, expected, 1e-4)
+    rule, options = SPOS(1.0, 0.01, 10.0), {"eps": 1e-3}  # smoothed gradients may be zero up to rounding
+    expected = train(monkeypatch, "eager", ADAMW, options, rule, heads=12, steps=2)
+    found = train(monkeypatch, "triton", ADAMW, options, rule, heads=12, steps=2)
+    assert len(eager_calls) == 2 and same(found, expected)
 
 
 def test_a_learning_rate_of_zero_gives_no_noise(monkeypatch):
