@@ -73,8 +73,8 @@ def quality(results: Path) -> str:
                 rows += _compare(study, path.stem, by_method)
         if study.folder == "classification":
             second = read(results / study.folder / "second_round" / "paper_sizes.json") or {}
-            rows += _paper_sizes(study, second)
             first = read(results / study.folder / "paper_sizes.json") or {}
+            rows += _paper_sizes(study, first | second)
             rows += _paper_sizes(study, {data: own for data, own in first.items() if data == "age"}, ", first round")
     rows += _glue(read(results / "pretraining" / "glue.json"))
     head = ["dataset", "metric", "plain attention", "SVGD", "difference [95 % CI]", "seeds", "the paper's difference"]

@@ -8,9 +8,10 @@ from typing import Any
 from studies.altered_forces import ATTRACTION, WRONG_PARTNER
 from studies.classification.search_space import BASELINE
 
+from repulsive.lab.paper.classifier_claims import DATA
 from repulsive.lab.paper.forest_plot import Row, dot, draw_forest
 
-EDGES = (-1.0, 3.0)
+EDGES = (-2.0, 3.0)
 METRIC, SCALE = "accuracy", 100.0
 LEGEND = (
     f'{dot(146, 20)}<text x="156" y="24">minus plain attention, tuned equally</text>',
@@ -32,7 +33,7 @@ def draw_figure(data: Mapping[str, Any]) -> str:
 def _rows(dataset: str, summary: Mapping[str, Any]) -> Iterator[Row]:
     arms = summary["arms"]
     seeds = sorted({len(row["seeds"]) for row in arms.values() if row["seeds"]})
-    yield Row(f"{dataset.capitalize()}, {' or '.join(map(str, seeds))} seeds")
+    yield Row(f"{DATA[dataset][0]}, {' or '.join(map(str, seeds))} seeds")
     for arm, row in arms.items():
         if METRIC not in row.get("against_plain", {}):
             continue

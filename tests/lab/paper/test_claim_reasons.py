@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from repulsive.lab.paper import published as tables
 from repulsive.lab.paper.all_claims import judge_claims
 from repulsive.lab.paper.result_files import ResultFiles
 
@@ -22,6 +23,10 @@ def why(files):
     return {row.claim: row.why for row in judge_claims(files)[0]}
 
 
+def published(data, row):
+    return tables.published().value("table1", data, row, "dist")
+
+
 def means(files, data, metric):
     return {name: arm["test"][metric]["mean"] for name, arm in files.summary(data)["arms"].items() if "test" in arm}
 
@@ -31,7 +36,15 @@ def test_overlap_of_heads(files, why):
     assert why["Yelp, SVGD: more accurate"].endswith(f"{overlap['svgd']:.2f}, plain {overlap['ma']:.2f}")
     assert why["Yelp, SPOS: more accurate"].endswith(f"{overlap['spos']:.2f}")
     svgd, plain = (files.row("classification/snli.json", name)["cells"]["overlap"]["mean"] for name in ("SVGD", "MA"))
-    assert why["SNLI, SVGD: more accurate"].endswith(f"{svgd:.2f}, plain {plain:.2f}")
+    assert why["SNLI, smaller model, SVGD: more accurate"].endswith(f"{svgd:.2f}, plain {plain:.2f}")
+    overlap = means(files, "snli", "overlap")
+    assert why["SNLI, SPOS: more accurate"].endswith(f"{overlap['spos']:.2f}, plain {overlap['ma']:.2f}")
+
+
+@pytest.mark.parametrize(("arm", "name"), [("svgd", "SVGD"), ("cosine-smoothing", "cosine kernel")])
+def test_plain_attention_at_the_same_settings(arm, name, files, why):
+    gain = files.sizes("snli", arm, "accuracy", f"ma@{arm}").mean
+    assert why[f"SNLI, {name}: more accurate"].endswith(f"worse by {gain:.2f}")
 
 
 def test_dist(files, why):
@@ -40,9 +53,10 @@ def test_dist(files, why):
     stated = why["Yelp, SVGD: heads are more diverse (Dist)"]
     assert stated.startswith(f"{svgd:.0f} %") and stated.endswith(f"{cosine:.0f} %")
     assert why["Age, SVGD: heads are more diverse (Dist)"].endswith(f"Dist {means(files, 'age', 'dist')['ma']:.2f}")
-    dist = {row["label"]: row["cells"]["dist"]["mean"] for row in files.read("classification/snli.json")["rows"]}
-    controls = [value for label, value in dist.items() if label.startswith("control")]
-    assert len(controls) == 2 and max(controls) < dist["MA"]  # "two controls do not raise it"
+    found = files.sizes("snli", "svgd", "dist").mean / (published("snli", "svgd") - published("snli", "ma"))
+    same = files.sizes("snli", "svgd", "dist", "ma@svgd").mean
+    stated = why["SNLI, SVGD: heads are more diverse (Dist)"]
+    assert stated.startswith(f"{100 * found:.0f} %") and stated.endswith(f"{same:.2f}")
 
 
 def test_calibration(files, why):
@@ -50,7 +64,12 @@ def test_calibration(files, why):
         errors = [f"{100 * error:.1f}" for error in means(files, "yelp", metric).values()]
         assert f"{min(errors)}{words}{max(errors)}" in why[f"Yelp, SVGD: better calibrated{scaled} (ECE)"]
     nll = files.paired("classification/snli.json", "SVGD", "nll").mean
-    assert why["SNLI, SVGD: better calibrated (ECE)"].endswith(f"{nll:.3f}")
+    assert why["SNLI, smaller model, SVGD: better calibrated (ECE)"].endswith(f"{nll:.3f}")
+    errors = [100 * means(files, "snli", metric)["ma"] for metric in ("ece15", "scaled_ece15")]
+    stated = why["SNLI, SVGD: better calibrated after temperature scaling (ECE)"]
+    assert stated.endswith("from {:.1f} to {:.1f}".format(*errors))
+    same = files.sizes("snli", "svgd", "ece15", "ma@svgd")  # "plain attention [...] is as well calibrated"
+    assert same.low < 0 < same.high
 
 
 def test_wrong_partners_give_about_half(files):

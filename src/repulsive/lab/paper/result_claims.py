@@ -68,10 +68,9 @@ class ResultClaim:
 Judge = Callable[[ResultFiles], ResultClaim]  # reads our result and judges one claim
 
 
-def gain_of(table: str, data: str, metric: str, ours: str = "svgd", plain: str = "ma") -> float:
-    """Return the paper's gain; plain attention is that of Table 1 if the table has none."""
+def gain_of(table: str, data: str, metric: str, ours: str = "svgd", plain: str = "ma") -> float | None:
+    """Return the paper's gain, None if it prints none; plain attention is that of Table 1 if the table has none."""
     values = [published().value(table, data, name, metric) for name in (ours, plain)]
     if values[1] is None:
         values[1] = published().value("table1", data, plain, metric)
-    assert values[0] is not None and values[1] is not None
-    return values[0] - values[1]
+    return None if values[0] is None or values[1] is None else values[0] - values[1]

@@ -34,6 +34,7 @@ def translation(
     """
     paper, ours = gain_of("table2", "iwslt14", "bleu"), files.paired(file, row, "bleu")
     if not why and ours.low < 0 < ours.high:
+        assert paper is not None  # Table 2 has this number
         why = "no significant difference" if ours.high < paper else "contains zero and the paper's gain"
     return ResultClaim(f"{name}: BLEU rises", paper, ours, data, why, BLEU, name, OTHER, is_main=is_main)
 
