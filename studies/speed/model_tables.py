@@ -37,11 +37,12 @@ precise: *host* and *device* are those of an average step of 10,000. If the host
 host's time is the cost of the rule, and otherwise the device's time is. *Larger part* is the larger of the two, over
 the plain step; *bound* is their sum over the plain step, which is the most that a rule can cost.
 
-Rows `spos-paper` have noise in the gradient, `spos` after the step of the optimizer, the default. The latter were
-timed before the host's part of that noise was reduced.
+Rows `spos-paper` have noise in the gradient, `spos` after the step of the optimizer, the default. ViT-B/16 was timed
+before launches for twelve heads were tuned, and before the host's part of the noise after the step was reduced.
 
-In compiled models the hooks of `logits` do not include the sampling of tokens, which is part of the graph: there its
-whole step says more than its bound.
+In compiled models the hooks of `logits` do not include the sampling of tokens, which is part of the graph. When these
+models were timed, every step called the operators that sample, also after the end of the rule, where they do nothing;
+this made whole steps of models that wait for the host up to 11 % longer. Now such steps run a graph without operators.
 """
 
 

@@ -20,9 +20,9 @@ ID = "claims"
 TITLES = ("claim", "paper", "ours [95 % CI]", "our data", "verdict", "why")
 UNITS = "Accuracy, ECE, GLUE and shares of heads are in points."
 PANELS = {  # panel -> heading, ends of the axis, distance of ticks
-    ACCURACY: ("Accuracy of classifiers, points", (-1.0, 3.0), 1.0),
+    ACCURACY: ("Accuracy of classifiers, points", (-2.0, 3.0), 1.0),
     DIST: ("Diversity of heads, Dist", (-0.5, 1.5), 0.5),
-    ECE: ("Calibration error (ECE), points: lower is better", (-1.0, 3.0), 1.0),
+    ECE: ("Calibration error (ECE), points: lower is better", (-3.0, 3.0), 1.0),
     BLEU: ("BLEU of translations and texts; GLUE, points", (-5.0, 3.0), 1.0),
     HEADS: ("Share of heads that can be removed, points: lower is better", (-30.0, 20.0), 10.0),
     TIME: ("Step time, percent: lower is better", (-5.0, 15.0), 5.0),
