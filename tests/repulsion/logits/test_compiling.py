@@ -62,6 +62,16 @@ def test_layers_compiled_one_by_one_keep_their_hooks():
     assert handle._logits.renewals == 2
 
 
+def test_layers_compiled_one_by_one_have_one_graph_each():
+    model, optimizer, handle = make(EVERY_4)
+    for layer in model.layers:
+        layer.compile(backend="eager")
+    torch._dynamo.utils.counters.clear()
+    train(model, optimizer, range(6))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == len(model.layers) > 1
+    assert handle._logits.renewals == 2
+
+
 def test_hooks_that_the_first_uncompiled_pass_does_not_need_are_removed_after_it():
     model, optimizer, _ = make(SVGD("heads", lambda step: 0.0, space="logits", tokens=64))
     counts = []

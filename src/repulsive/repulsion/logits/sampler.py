@@ -59,6 +59,7 @@ class Sampler:
         self._layer_hooks: list[RemovableHandle] = []
         self.is_compiled = False  # whether a compiled model has called the hooks
         self._has_run = False  # whether an uncompiled model has called the hooks in training
+        self._is_eager = False  # whether the model itself runs uncompiled in training; its layers may be compiled
         self.number = register(self)
         device = self.layers[0].sides[0][1][0].slice.parameter().device
         self.written = torch.zeros((), device=device)  # dummy tensor that the custom operators declare as mutated
@@ -155,8 +156,11 @@ class Sampler:
         self._masks, self._local, self._valid, self._copies = {}, {}, {}, {}
 
     def _on_model(self, is_outer: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not torch.compiler.is_compiling() and is_capturing():
-            self._add_layer_hooks()  # a CUDA graph replays what was recorded, so record the sampling
+        if not torch.compiler.is_compiling():
+            if module is unwrap(self._model) and module.training and torch.is_grad_enabled():
+                self._is_eager = True
+            if is_capturing():
+                self._add_layer_hooks()  # a CUDA graph replays what was recorded, so record the sampling
         if self._is_sampled(module):
             masks = masks_in(module, args, kwargs)
             if masks or is_outer:  # a wrapper may hide argument names that the inner model has
@@ -307,9 +311,13 @@ class Sampler:
         """Check whether to sample: in training, if a sample is wanted.
 
         The compiler reads `wanted`, too, and so compiles a model twice: calls of operators take time even if they do
-        nothing, which a model that waits for the host would feel in every step.
+        nothing, which a model that waits for the host would feel in every step. Layers that are compiled one by one
+        check `wanted` at run time: they need one graph each already, and torch compiles a function eight times.
         """
-        is_wanted = self.wanted or (not torch.compiler.is_compiling() and is_capturing())
+        if torch.compiler.is_compiling():
+            is_wanted = self._is_eager or self.wanted  # in this order: what is read makes torch compile again
+        else:
+            is_wanted = self.wanted or is_capturing()
         return module.training and torch.is_grad_enabled() and is_wanted
 
 
