@@ -312,3 +312,29 @@ def test_patching_inputs_of_another_shape_is_refused():
     heads = Heads(model)
     with pytest.raises(SelectionError, match="same shape"), heads.ablated([(0, 0)], mode="patch", source=inputs()):
         run(model, {"input_ids": inputs()["input_ids"][:, :5]})
+
+
+@pytest.mark.parametrize("space", ["attention", "outputs", "cka", "logits", "ov"])
+@pytest.mark.parametrize("kind", ["T5", "Bart"])
+def test_padding_of_the_encoder_does_not_apply_to_a_decoder_that_is_called_with_labels(kind, space):
+    torch.manual_seed(0)
+    if kind == "T5":
+        config = transformers.T5Config(
+            vocab_size=40, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=3, decoder_start_token_id=0
+        )
+        model = transformers.T5ForConditionalGeneration(config).eval()
+    else:
+        sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+        heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+        config = transformers.BartConfig(vocab_size=40, d_model=16, max_position_embeddings=16, **sizes, **heads)
+        config.pad_token_id = config.bos_token_id = config.eos_token_id = config.decoder_start_token_id = 0
+        model = transformers.BartForConditionalGeneration(config).eval()
+    given, labels = torch.randint(3, 40, (2, 2, 6))
+    source = {"input_ids": given, "attention_mask": torch.tensor([[1] * 6, [1] * 2 + [0] * 4])}
+    decoder = torch.cat([torch.zeros(2, 1, dtype=torch.long), labels[:, :-1]], 1)
+    heads = Heads(model, {**source, "decoder_input_ids": decoder})
+    found = heads.similarity([{**source, "labels": labels}], space, twins=0)
+    wanted = heads.similarity([{**source, "decoder_input_ids": decoder}], space, twins=0)
+    assert [each.tokens for each in found] == [each.tokens for each in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.cosine, other.cosine)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from repulsive.diagnostics.circuits import Similarity
 from repulsive.diagnostics.cka import cka_of_grams, cka_without_groups, token_grams
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, output_weight
-from repulsive.diagnostics.hooks.calling import items_in, real_queries
+from repulsive.diagnostics.hooks.calling import items_in, token_masks
 from repulsive.diagnostics.hooks.capture import Captured, capture
 from repulsive.diagnostics.permuted_heads import TOKENS, BetweenLayers, LayerHeads, Permuted, evenly_spaced
 from repulsive.diagnostics.sequence_jackknife import count_groups
@@ -52,6 +52,7 @@ def captured_similarity(
     first = 0  # number of the batch's first sequence
     missing = TOKENS if draws else 0  # tokens that are still to be compared between layers
     strict = strict and "attention" in spaces
+    real_queries, _ = token_masks(model)
     for batch in batches:
         items = items_in(batch)
         across: dict[CapturedSpace, list[LayerHeads]] = {space: [] for space in spaces}

@@ -16,7 +16,7 @@ from repulsive.diagnostics.hooks.attention_layers import (
     find_attention_layers,
     replaced_head_outputs,
 )
-from repulsive.diagnostics.hooks.calling import call, real_queries
+from repulsive.diagnostics.hooks.calling import call, token_masks
 from repulsive.diagnostics.hooks.capture import Captured, capture, check_hooks_ran
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.importance import Loss, first_order_importance
@@ -278,7 +278,7 @@ class Heads:
             raise SelectionError(f"{missing[0]}: the source inputs do not reach this layer")
         if mode == "patch":
             return {name: list(captured[name].outputs) for name in masks}
-        means = {}
+        means, (real_queries, _) = {}, token_masks(self.model)
         for name in masks:
             real = real_queries(source, captured[name].layer.where)
             means[name] = [

@@ -115,7 +115,7 @@ def _change(
         else:
             with reused_prefix(recorded, layers[head[0]]):
                 after = read_output(call(model, batch))
-    return output_change(before, after, real_tokens(batch)).cpu()
+    return output_change(before, after, real_tokens(model, batch)).cpu()
 
 
 def _agrees(

@@ -32,7 +32,7 @@ from repulsive.diagnostics.hooks.attention_layers import (
     output_weight,
     replaced_head_outputs,
 )
-from repulsive.diagnostics.hooks.calling import real_queries
+from repulsive.diagnostics.hooks.calling import token_masks
 from repulsive.diagnostics.hooks.qkv_layers import find_qkv_layers
 from repulsive.diagnostics.hooks.qkv_samples import QKVSamples, check_recorded, recorded_qkv
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch_logits
@@ -75,6 +75,7 @@ class HeadRecorder:
     ) -> None:
         groups = find_heads(model) if groups is None else groups
         self.items, self.tokens = items, tokens
+        self.masks = token_masks(model)
         self.layers = find_attention_layers(model, groups, out=out)
         qkv, left_out = find_qkv_layers(model, groups)
         self.qkv = {layer.name: layer for layer in qkv}
@@ -96,7 +97,8 @@ class HeadRecorder:
         """
         result = Pass(self, batch, step)
         with ExitStack() as stack:
-            stack.enter_context(recorded_qkv(result.samples, batch, tokens=self.tokens, seed=step, items=self.items))
+            sampled = recorded_qkv(result.samples, batch, self.masks, tokens=self.tokens, seed=step, items=self.items)
+            stack.enter_context(sampled)
             stack.enter_context(recorded_logits(self.layers, result.keep_logits, self.items, result.guard_logits))
             hooked = [layer for layer in self.layers if layer.kind != "torch"]
             stack.enter_context(replaced_head_outputs(hooked, result.keep_outputs))
@@ -253,7 +255,8 @@ class Pass:
         self, layer: AttentionLayer, batch: int, length: int, device: torch.device, chosen: Tensor | None = None
     ) -> Tensor:
         """Return which tokens of the first items count, bool [B, T]; `chosen` [T] are positions in longer items."""
-        mask = real_queries(self._batch, layer.where)
+        queries, _ = self._recorder.masks
+        mask = queries(self._batch, layer.where)
         if mask is not None and chosen is not None and mask.shape[1] > int(chosen.max()):
             mask = mask[:, chosen.to(mask.device)]
         if mask is not None and mask.shape[1] == length and len(mask) >= batch:

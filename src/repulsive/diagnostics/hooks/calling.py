@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from repulsive.heads.call_arguments import call_arguments
+from repulsive.heads.module_paths import is_encoder_decoder
 
 # Called with a batch and "encoder", "decoder" or "cross"; returns which tokens count, bool [B, T], or None for all.
 TokenMask = Callable[[Any, str], Tensor | None]
@@ -43,26 +45,34 @@ def _unwrapped(batch: Any) -> Any:
     return batch[0] if single and isinstance(batch[0], Mapping) else batch
 
 
-def real_queries(batch: Any, where: str) -> Tensor | None:
+def token_masks(model: nn.Module) -> tuple[TokenMask, TokenMask]:
+    """Return `real_queries` and `real_keys` for the batches of a model."""
+    has_source = is_encoder_decoder(model)
+    return partial(real_queries, has_source=has_source), partial(real_keys, has_source=has_source)
+
+
+def real_queries(batch: Any, where: str, *, has_source: bool = False) -> Tensor | None:
     """Return a mask of the query tokens that are not padding, bool [B, T]; None if the batch has no mask.
 
     Args:
         batch: as the model takes it; masks are recognised by the names that transformers and torch use.
         where: "encoder"; or "decoder" or "cross", where queries are the decoder's tokens if the batch has them.
+        has_source: whether `attention_mask` refers to the encoder's tokens; see `is_encoder_decoder`.
     """
     batch = _unwrapped(batch)
     if not isinstance(batch, Mapping):
         return None
-    if "decoder_input_ids" in batch and where != "encoder":
+    has_source = "decoder_input_ids" in batch or (has_source and "encoder_hidden_states" not in batch)
+    if has_source and where != "encoder":
         return _mask(batch, "decoder_attention_mask")
     return _mask(batch, "attention_mask", padding="tgt" if where != "encoder" and "tgt" in batch else "src")
 
 
-def real_keys(batch: Any, where: str) -> Tensor | None:
+def real_keys(batch: Any, where: str, *, has_source: bool = False) -> Tensor | None:
     """Return a mask of the key and value tokens that are not padding; in cross-attention, of the encoder's tokens."""
     batch = _unwrapped(batch)
     if where != "cross" or not isinstance(batch, Mapping):
-        return real_queries(batch, where)
+        return real_queries(batch, where, has_source=has_source)
     if "encoder_hidden_states" in batch:
         return _mask(batch, "encoder_attention_mask")
     return real_queries(batch, "encoder")

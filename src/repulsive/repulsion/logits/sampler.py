@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import RuleError
 from repulsive.heads.after_projection import projects_positions
-from repulsive.heads.module_paths import unwrap
+from repulsive.heads.module_paths import is_encoder_decoder, unwrap
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.operators import like_compact, register
 from repulsive.repulsion.logits.padding import (
@@ -311,8 +311,7 @@ class Sampler:
 
 def _has_source(model: nn.Module, layers: Sequence[CircuitLayer]) -> bool:
     """Check whether a model has an encoder and a decoder, so that `attention_mask` refers to the encoder's tokens."""
-    is_encoder_decoder = getattr(getattr(unwrap(model), "config", None), "is_encoder_decoder", False)
-    return bool(is_encoder_decoder) or any(layer.where == "cross" for layer in layers)
+    return is_encoder_decoder(model) or any(layer.where == "cross" for layer in layers)
 
 
 def _role(part: str) -> str:
