@@ -304,9 +304,15 @@ class Sampler:
         return args[0] if args else next(iter(kwargs.values()), None)
 
     def _is_sampled(self, module: nn.Module) -> bool:
-        """Check whether to sample: in training, if a sample is wanted. Compiled code checks `wanted` at run time."""
+        """Check whether to sample: in training, if a sample is wanted. Compiled code checks `wanted` at run time.
+
+        Tensors inside a transform of `torch.func`, such as `grad` or `vmap`, have no values that could be kept.
+        """
         is_training = module.training and torch.is_grad_enabled()
-        return is_training if torch.compiler.is_compiling() else is_training and (self.wanted or is_capturing())
+        if torch.compiler.is_compiling():
+            return is_training
+        is_wanted = self.wanted or is_capturing()
+        return is_training and is_wanted and not torch._C._are_functorch_transforms_active()
 
 
 def _has_source(model: nn.Module, layers: Sequence[CircuitLayer]) -> bool:

@@ -165,8 +165,8 @@ class LogitRepulsion:
             self._warned = True
             warnings.warn(
                 "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. Run the "
-                "model in training mode (model.train()) with gradients; if it was compiled and run before repel, "
-                "compile it again after torch.compiler.reset()",
+                "model in training mode (model.train()), with gradients and outside of torch.func; if it was compiled "
+                "and run before repel, compile it again after torch.compiler.reset()",
                 NoTokensWarning,
                 stacklevel=9,
             )
