@@ -315,6 +315,22 @@ def test_patching_inputs_of_another_shape_is_refused():
 
 
 @pytest.mark.parametrize("space", ["attention", "outputs", "cka", "logits", "ov"])
+def test_padding_of_positional_arguments_does_not_count(space):
+    torch.manual_seed(0)
+    mask, x = torch.tensor([[1] * 6, [1] * 2 + [0] * 4]), torch.randn(2, 6, 24)
+    ids = torch.randint(3, 40, (2, 6))
+    layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 3, 48, batch_first=True), 1)
+    for model, by_name, by_position in (
+        (bert(), {"input_ids": ids, "attention_mask": mask}, (ids, mask)),
+        (layers, {"src": x, "src_key_padding_mask": mask == 0}, [x, None, mask == 0]),
+    ):
+        heads = Heads(model)
+        wanted, found = (heads.similarity([batch], space, twins=0)[0] for batch in (by_name, by_position))
+        assert found.tokens == wanted.tokens
+        torch.testing.assert_close(found.cosine, wanted.cosine)
+
+
+@pytest.mark.parametrize("space", ["attention", "outputs", "cka", "logits", "ov"])
 @pytest.mark.parametrize("kind", ["T5", "Bart"])
 def test_padding_of_the_encoder_does_not_apply_to_a_decoder_that_is_called_with_labels(kind, space):
     torch.manual_seed(0)

@@ -13,7 +13,6 @@ tokens of an item after the block that contains the attention layer.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -274,13 +273,6 @@ class Pass:
             yield
         except Exception as error:
             self._recorder.not_measured.setdefault((layer.name, quantity), _reason(error))
-
-
-def named_inputs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a module's call by name; positional arguments without a name are left out."""
-    parameters = inspect.signature(type(module).forward).parameters.values()
-    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    return dict(zip(names[1:], args, strict=False)) | dict(kwargs)  # without self
 
 
 def _without_logits(layer: AttentionLayer) -> str:

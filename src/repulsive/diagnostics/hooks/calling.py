@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from repulsive.heads.call_arguments import call_arguments
-from repulsive.heads.module_paths import is_encoder_decoder
+from repulsive.heads.call_arguments import call_arguments, name_arguments
+from repulsive.heads.module_paths import is_encoder_decoder, unwrap
 
 # Called with a batch and "encoder", "decoder" or "cross"; returns which tokens count, bool [B, T], or None for all.
 TokenMask = Callable[[Any, str], Tensor | None]
@@ -46,9 +45,20 @@ def _unwrapped(batch: Any) -> Any:
 
 
 def token_masks(model: nn.Module) -> tuple[TokenMask, TokenMask]:
-    """Return `real_queries` and `real_keys` for the batches of a model."""
-    has_source = is_encoder_decoder(model)
-    return partial(real_queries, has_source=has_source), partial(real_keys, has_source=has_source)
+    """Return `real_queries` and `real_keys` for the batches of a model, whose arguments may be positional."""
+    inner, has_source = unwrap(model), is_encoder_decoder(model)
+
+    def named(batch: Any) -> Any:
+        batch = _unwrapped(batch)
+        return name_arguments(inner, batch, {}) if isinstance(batch, list | tuple) else batch
+
+    def queries(batch: Any, where: str) -> Tensor | None:
+        return real_queries(named(batch), where, has_source=has_source)
+
+    def keys(batch: Any, where: str) -> Tensor | None:
+        return real_keys(named(batch), where, has_source=has_source)
+
+    return queries, keys
 
 
 def real_queries(batch: Any, where: str, *, has_source: bool = False) -> Tensor | None:
