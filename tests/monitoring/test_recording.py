@@ -275,6 +275,16 @@ def test_nothing_is_left_on_the_model():
     assert before == {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in model.named_modules()}
 
 
+def test_attention_with_nan_has_no_entropy():
+    model = bert("sdpa")
+    with torch.no_grad():
+        model.encoder.layer[1].attention.self.query.weight[:8] = math.nan  # head 0
+    layers = measured(model, {"input_ids": torch.randint(3, 60, (2, 7)), "attention_mask": MASK}).layers
+    assert all(map(math.isfinite, layers[0].entropy))
+    assert [math.isnan(entropy) for entropy in layers[1].entropy] == [True, False, False, False]
+    assert "entropy" in layers[0].values() and "entropy" not in layers[1].values()
+
+
 def test_a_decoder_that_is_called_with_labels_is_measured_at_all_its_tokens():
     from transformers import T5Config, T5ForConditionalGeneration
 

@@ -146,9 +146,10 @@ class Pass:
         with self._guard(layer, "entropy"):
             real = self._real(layer, logits.shape[0], logits.shape[2], logits.device, queries)  # [B, T]
             rows = logits.transpose(1, 2)[real]  # [N, M, S]
-            rows = rows[~(rows == -math.inf).all(-1).all(-1)]  # a query whose keys are all masked attends to nothing
+            is_masked = (rows == -math.inf).all(-1)  # [N, M]; a query whose keys are all masked attends to nothing
+            rows, is_masked = rows[~is_masked.all(-1)], is_masked[~is_masked.all(-1)]
             if len(rows):
-                entropy = torch.special.entr(rows.softmax(-1).nan_to_num()).sum(-1)  # [N, M]
+                entropy = torch.special.entr(rows.softmax(-1)).sum(-1).masked_fill(is_masked, 0)  # [N, M]
                 self._sums[layer.name].entropy.append(entropy.mean(0))
                 self._sums[layer.name].largest.append(rows.amax((0, 2)))
 
