@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers, replaced_head_outputs
-from repulsive.diagnostics.hooks.calling import evaluating
+from repulsive.diagnostics.hooks.calling import evaluating, uncompiled
 from repulsive.diagnostics.hooks.capture import check_hooks_ran
 from repulsive.errors import SelectionError
 
@@ -79,10 +79,15 @@ def ablate(
         ran.add(layer.name)
         return outputs.masked_fill(masks[layer.name].to(outputs.device).unsqueeze(-1), 0)  # [B, T, M, d]
 
-    with replaced_head_outputs([layer for layer in layers if layer.name in masks], zero):
+    hooked = [layer for layer in layers if layer.name in masks]
+    with uncompiled(model), replaced_head_outputs(hooked, zero):
         yield
     if masks and not ran:
-        warnings.warn(f"ablate: the model did not run {', '.join(masks)}, so no head was ablated", stacklevel=3)
+        warnings.warn(
+            f"ablate: the model did not run {', '.join(masks)}, so no head was ablated; if a compiled copy of it ran, "
+            "pass that one instead",
+            stacklevel=3,
+        )
 
 
 def head_ablation(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -100,14 +100,28 @@ def _mask(batch: Mapping[str, Any], name: str, padding: str = "") -> Tensor | No
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode and disable torch's fused attention layers; restore every module's flag at the end."""
+    """Set evaluation mode, disable torch's fused attention layers and compiled code; restore all at the end."""
     training = [(module, module.training) for module in model.modules()]
     fast = torch.backends.mha.get_fastpath_enabled()
     model.eval()
     torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, and hooks inside one would not run
     try:
-        yield
+        with uncompiled(model):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
         for module, flag in training:
             module.training = flag
+
+
+def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
+    """Run a compiled model, or compiled parts of it, eagerly inside this context: compiled code skips new hooks."""
+    is_compiled = any(_is_compiled(module) for module in model.modules())
+    return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Check for `torch.compile(module)`, `module.compile()` and `module.forward = torch.compile(module.forward)`."""
+    if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+        return True
+    return hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
