@@ -354,3 +354,34 @@ def test_padding_of_the_encoder_does_not_apply_to_a_decoder_that_is_called_with_
     assert [each.tokens for each in found] == [each.tokens for each in wanted]
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.cosine, other.cosine)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "mean"}], ids=["zero", "mean"])
+def test_ablation_of_a_padded_batch_in_the_fused_layers_of_torch(settings):
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 4, 48, batch_first=True), 2).eval()
+    inputs = {"src": torch.randn(2, 6, 24), "src_key_padding_mask": torch.tensor([[0] * 6, [0] * 4 + [1] * 2]).bool()}
+    heads, real = Heads(model, inputs), ~inputs["src_key_padding_mask"]
+    with heads.ablated([(0, 1)], **settings):
+        wanted = model(**inputs)  # with gradients, torch does not fuse layers
+    with torch.no_grad():
+        before = model(**inputs)
+        with heads.ablated([(0, 1)], **settings):
+            found = model(**inputs)
+    torch.testing.assert_close(found[real], wanted[real])
+    assert not torch.allclose(found[real], before[real], atol=1e-3)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("space", ["attention", "outputs", "cka", "logits", "ov"])
+def test_padding_of_a_decoder_of_torch_does_not_count(space):
+    torch.manual_seed(0)
+    model = nn.TransformerDecoder(nn.TransformerDecoderLayer(24, 3, 48, batch_first=True), 1)
+    target, memory = torch.randn(1, 4, 24), torch.randn(1, 5, 24)
+    longer, mask = torch.cat([target, torch.randn(1, 2, 24)], 1), torch.tensor([[0] * 4 + [1] * 2]).bool()
+    heads = Heads(model)
+    wanted = heads.similarity([{"tgt": target, "memory": memory}], space, twins=0)
+    found = heads.similarity([{"tgt": longer, "memory": memory, "tgt_key_padding_mask": mask}], space, twins=0)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.tokens == other.tokens
+        torch.testing.assert_close(one.cosine, other.cosine, atol=1e-5, rtol=1e-5)

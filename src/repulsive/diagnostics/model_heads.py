@@ -16,7 +16,7 @@ from repulsive.diagnostics.hooks.attention_layers import (
     find_attention_layers,
     replaced_head_outputs,
 )
-from repulsive.diagnostics.hooks.calling import call, token_masks, uncompiled
+from repulsive.diagnostics.hooks.calling import call, token_masks, with_hooks
 from repulsive.diagnostics.hooks.capture import Captured, capture, check_hooks_ran
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.importance import Loss, first_order_importance
@@ -162,7 +162,7 @@ class Heads:
             return torch.where(mask, new.to(outputs), outputs)
 
         hooked = [layer for layer in self.layers if layer.name in masks]
-        with uncompiled(self.model), replaced_head_outputs(hooked, replace):
+        with with_hooks(self.model), replaced_head_outputs(hooked, replace):
             yield
         check_hooks_ran(hooked, {name for name, count in runs.items() if count})
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers, replaced_head_outputs
-from repulsive.diagnostics.hooks.calling import evaluating, uncompiled
+from repulsive.diagnostics.hooks.calling import evaluating, with_hooks
 from repulsive.diagnostics.hooks.capture import check_hooks_ran
 from repulsive.errors import SelectionError
 
@@ -80,7 +80,7 @@ def ablate(
         return outputs.masked_fill(masks[layer.name].to(outputs.device).unsqueeze(-1), 0)  # [B, T, M, d]
 
     hooked = [layer for layer in layers if layer.name in masks]
-    with uncompiled(model), replaced_head_outputs(hooked, zero):
+    with with_hooks(model), replaced_head_outputs(hooked, zero):
         yield
     if masks and not ran:
         warnings.warn(

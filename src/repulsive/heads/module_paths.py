@@ -55,7 +55,7 @@ def where_of(model: nn.Module, name: str, default: str | None = None) -> str:
         or (attribute == "multihead_attn" and "DecoderLayer" in type(parent).__name__)
     ):
         return "cross"
-    if getattr(module, "is_decoder", False) is True:
+    if getattr(module, "is_decoder", False) is True or isinstance(parent, nn.TransformerDecoderLayer):
         return "decoder"
     components = [type(module).__name__.lower(), *reversed(own.lower().split("."))]  # innermost first
     for component in components:

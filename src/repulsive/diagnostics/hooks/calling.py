@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -100,24 +100,28 @@ def _mask(batch: Mapping[str, Any], name: str, padding: str = "") -> Tensor | No
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode, disable torch's fused attention layers and compiled code; restore all at the end."""
+    """Set evaluation mode, and run hooks as in `with_hooks`; restore every module's flag at the end."""
     training = [(module, module.training) for module in model.modules()]
-    fast = torch.backends.mha.get_fastpath_enabled()
     model.eval()
-    torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, and hooks inside one would not run
     try:
-        with uncompiled(model):
+        with with_hooks(model):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         for module, flag in training:
             module.training = flag
 
 
-def uncompiled(model: nn.Module) -> AbstractContextManager[Any]:
-    """Run a compiled model, or compiled parts of it, eagerly inside this context: compiled code skips new hooks."""
+@contextmanager
+def with_hooks(model: nn.Module) -> Iterator[None]:
+    """Disable what skips hooks inside this context: torch's fused attention layers, and compiled code."""
     is_compiled = any(_is_compiled(module) for module in model.modules())
-    return torch.compiler.set_stance("force_eager") if is_compiled else nullcontext()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, and makes nested tensors of padded batches
+    try:
+        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
 
 
 def _is_compiled(module: nn.Module) -> bool:
