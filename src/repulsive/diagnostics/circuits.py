@@ -277,7 +277,9 @@ def _cosines(
         for group in range(count if count > 1 else 0):
             in_left = left_of % count == group
             in_right = (
-                torch.zeros(len(circuits.right), dtype=torch.bool) if right_of is None else right_of % count == group
+                torch.zeros(len(circuits.right), dtype=torch.bool, device="cpu")
+                if right_of is None
+                else right_of % count == group
             )
             left_out.append(_products_without(circuits, left, right, in_left, in_right.to(in_left.device)))
     stacked = torch.stack(left_out) if left_out else products.new_zeros(0, *products.shape)

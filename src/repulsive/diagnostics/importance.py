@@ -53,8 +53,8 @@ def first_order_importance(
     layers = find_attention_layers(model) if layers is None else layers
     rows = {layer.name: row for row, layer in enumerate(layers)}
     most_heads = max(layer.num_heads for layer in layers)
-    total = torch.zeros(len(layers), most_heads, dtype=torch.float64)  # [L, M]
-    tokens = torch.zeros(len(layers), 1, dtype=torch.float64)
+    total = torch.zeros(len(layers), most_heads, dtype=torch.float64, device="cpu")  # [L, M]
+    tokens = torch.zeros(len(layers), 1, dtype=torch.float64, device="cpu")
     empty = True
     for batch in batches:
         empty = False
@@ -101,6 +101,6 @@ def _products(
             product = (heads.detach().to(wide) * gradient.to(wide)).sum(-1).abs()  # [B, T, M]
             real = real_queries(batch, layer.where, has_source=has_source)  # `batch` is for `loss`: it may be anything
             if real is None or real.shape != product.shape[:2]:
-                real = torch.ones(product.shape[:2], dtype=torch.bool)
+                real = torch.ones(product.shape[:2], dtype=torch.bool, device="cpu")
             products.append((layer, product[real.to(product.device)].cpu().double()))
     return products

@@ -98,7 +98,9 @@ def label_free_loss(generator: torch.Generator) -> Any:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         output = read_output(call(model, batch))
         if output.kind == "states":
-            signs = torch.randint(0, 2, output.values.shape, generator=generator).to(output.values) * 2 - 1
+            signs = (
+                torch.randint(0, 2, output.values.shape, generator=generator, device="cpu").to(output.values) * 2 - 1
+            )
             return (signs * output.values).sum() / len(output.values)
         log_p = output.values.float().log_softmax(-1).flatten(0, -2)  # [N, C]
         drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)  # [N, 1]

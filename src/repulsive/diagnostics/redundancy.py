@@ -198,8 +198,10 @@ def _ablate_each(
         baseline, per_item = _evaluate(model, evaluate, [], layers)
     check_hooks_ran(layers, ran)
     shape = (len(layers), max(layer.num_heads for layer in layers))
-    change = torch.full(shape, torch.nan, dtype=torch.float64)  # [L, M]
-    items = None if per_item is None else torch.full((*shape, len(per_item)), torch.nan, dtype=torch.float64)
+    change = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")  # [L, M]
+    items = (
+        None if per_item is None else torch.full((*shape, len(per_item)), torch.nan, dtype=torch.float64, device="cpu")
+    )
     for done, (row, head) in enumerate(heads, 1):
         value, values = _evaluate(model, evaluate, choose(layers[row], row, head), layers)
         change[row, head] = value - baseline
@@ -238,5 +240,5 @@ def head_masks(layers: Sequence[AttentionLayer], heads: Iterable[tuple[int | str
         chosen = layers[row]
         if not 0 <= head < chosen.num_heads:
             raise SelectionError(f"{chosen.name} has no head {head}; its heads are 0 to {chosen.num_heads - 1}")
-        masks.setdefault(chosen.name, torch.zeros(chosen.num_heads, dtype=torch.bool))[head] = True
+        masks.setdefault(chosen.name, torch.zeros(chosen.num_heads, dtype=torch.bool, device="cpu"))[head] = True
     return masks

@@ -153,7 +153,7 @@ class _Sampler:
         """Sample at most `share` tokens of [N, M, d]."""
         if len(heads) <= share:
             return heads
-        order = torch.randperm(len(heads), generator=torch.Generator().manual_seed(self.seed))
+        order = torch.randperm(len(heads), generator=torch.Generator().manual_seed(self.seed), device="cpu")
         return heads[order[:share].sort().values.to(heads.device)]
 
 
@@ -204,7 +204,7 @@ class _Recorder:
         items = items_in(self.batch)
         windows = count // items if 0 < items < count and count % items == 0 else 1
         self.result.has_windows |= windows > 1
-        return self.first_sequence + torch.arange(count) // windows
+        return self.first_sequence + torch.arange(count, device="cpu") // windows
 
     def projection_ran(self, part: str, out: object) -> None:
         """Record the result of a projection."""

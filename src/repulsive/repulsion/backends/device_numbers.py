@@ -25,5 +25,5 @@ class DeviceNumbers:
         elif len(set(values)) == 1:
             self.tensor.fill_(values[0])
         else:
-            send(torch.tensor(values), self.tensor)
+            send(torch.tensor(values, device="cpu"), self.tensor)
         self._values = values

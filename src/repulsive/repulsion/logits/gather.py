@@ -64,7 +64,7 @@ def _norm(projection: Projection, own: Sample | None) -> NormFormula | None:
         return None if own is None else own.norm
     parameter = projection.targets[0].slice.parameter()
     shape = (8, projection.group.num_heads, projection.width)
-    tokens = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(parameter)
+    tokens = torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu").to(parameter)
     return formula_of(projection.norm, tokens, projection.group.name)
 
 
