@@ -86,7 +86,9 @@ def evenly_spaced(count: int, most: int = TOKENS) -> Tensor:
         [0, 2, 4]
     """
     return (
-        torch.arange(count, device="cpu") if count <= most else torch.linspace(0, count - 1, most, device="cpu").long()
+        torch.arange(count, device="cpu")
+        if count <= most
+        else torch.linspace(0, count - 1, most, dtype=torch.float32, device="cpu").long()
     )
 
 
@@ -164,8 +166,8 @@ def draw_heads(counts: Sequence[int], size: int, draws: int, generator: torch.Ge
     """
     sizes = torch.tensor(counts, device="cpu")
     first = sizes.cumsum(0) - sizes  # [L]
-    layers = torch.rand(draws, len(counts), generator=generator, device="cpu").argsort(1)  # [K, L]
-    shuffled = torch.rand(draws, len(counts), max(counts), generator=generator, device="cpu")
+    layers = torch.rand(draws, len(counts), generator=generator, dtype=torch.float32, device="cpu").argsort(1)  # [K, L]
+    shuffled = torch.rand(draws, len(counts), max(counts), generator=generator, dtype=torch.float32, device="cpu")
     is_missing = torch.arange(max(counts), device="cpu") >= sizes[:, None]  # [L, most heads]
     shuffled = shuffled.masked_fill(is_missing, 2).argsort(2)  # [K, L, most heads]
     picks = []

@@ -40,7 +40,9 @@ def check_portable(heads: Heads, keep: float, kv_heads: int | None = None) -> No
         SelectionError: as in `select_heads`.
         HeadLayoutError: the class cannot have fewer heads of the same size.
     """
-    equal = torch.zeros(len(heads.layers), max(layer.num_heads for layer in heads.layers), device="cpu")
+    equal = torch.zeros(
+        len(heads.layers), max(layer.num_heads for layer in heads.layers), dtype=torch.float32, device="cpu"
+    )
     selection = select_heads(heads, equal, keep, kv_heads)
     config = _config(heads, selection)
     meta = torch.device("meta")  # shapes are enough

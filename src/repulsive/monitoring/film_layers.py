@@ -34,7 +34,10 @@ def film_layers(history: Iterable[Measurement]) -> tuple[list[int], list[FilmLay
     for layer in kept[-1].layers:
         if layer.name in shared:
             cosines = [
-                torch.tensor(next(x for x in each.layers if x.name == layer.name).cosine, device="cpu") for each in kept
+                torch.tensor(
+                    next(x for x in each.layers if x.name == layer.name).cosine, dtype=torch.float32, device="cpu"
+                )
+                for each in kept
             ]
             frames = [[(float(x), float(y)) for x, y in frame] for frame in aligned_positions(cosines)]
             layers.append(FilmLayer(layer.label, frames))

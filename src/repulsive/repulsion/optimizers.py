@@ -58,7 +58,7 @@ def current_loss_scale(scaler: GradScaler | None, optimizer: Optimizer) -> Tenso
     if scaler is None or not scaler.is_enabled():
         return None
     is_unscaled = scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
-    return None if is_unscaled else torch.tensor(scaler.get_scale(), device="cpu")
+    return None if is_unscaled else torch.tensor(scaler.get_scale(), dtype=torch.float32, device="cpu")
 
 
 def ascended_gradients(optimizer: Optimizer) -> list[Tensor]:

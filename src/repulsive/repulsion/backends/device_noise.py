@@ -32,7 +32,8 @@ class DeviceNoise:
         self.steps = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._step = -1
         self.sigmas = DeviceNumbers(slices, device)
-        self.scaled_sigmas = torch.zeros(slices, device=device)  # for a rule that scales its noise by gradients
+        # For a rule that scales its noise by gradients.
+        self.scaled_sigmas = torch.zeros(slices, dtype=torch.float32, device=device)
         by_size: dict[int, list[int]] = {}
         for index, group in enumerate(groups):
             by_size.setdefault(group.dim, []).append(index)

@@ -149,7 +149,9 @@ class LogitRepulsion:
         """Compute |drive| of every layer: the norm of its heads' gradients after scaling, without repulsion."""
         norms = self._norms()
         if self._layer_shares is None or self._layer_shares.device != norms.device:
-            self._layer_shares = torch.tensor([self.share(layer) for layer in self.layers], device="cpu").to(norms)
+            self._layer_shares = torch.tensor(
+                [self.share(layer) for layer in self.layers], dtype=torch.float32, device="cpu"
+            ).to(norms)
         shares = self._layer_shares
         return shares * norms if scale is None else shares * norms / scale.to(norms)
 

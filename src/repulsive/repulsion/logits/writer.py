@@ -250,7 +250,7 @@ class GradientNorms:
                 rows.append(grad if is_whole else part.take(grad))
                 owners.append(number)
         if not rows:
-            return torch.zeros(len(self._layers), device="cpu")
+            return torch.zeros(len(self._layers), dtype=torch.float32, device="cpu")
         squares = torch.stack(torch._foreach_norm(rows)).float().square()
         if self._index is None or self._index[0] != owners or self._index[1].device != squares.device:
             self._index = owners, torch.tensor(owners, device="cpu").to(squares.device)
