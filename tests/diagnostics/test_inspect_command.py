@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from repulsive.cli import main
-from repulsive.diagnostics.loading.inputs import _check_token_ids
+from repulsive.diagnostics.loading.inputs import _check_token_ids, read_sentences
 from repulsive.diagnostics.loading.model import load_model
 from repulsive.diagnostics.prune import prune, save_pruned
 from repulsive.errors import DataError
@@ -155,6 +155,12 @@ def test_a_model_by_import_path(inspect):
     assert code == 0 and "layers.1.self_attn" in out
     assert "relative change of the model's own output states" in out
     assert inspect("models_of_test_inspect:small")[0] == 0
+
+
+def test_a_byte_order_mark_is_not_part_of_the_first_sentence(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_bytes("\ufeffone two\r\nthree\r\n".encode())
+    assert read_sentences(path, [], 9) == ["one two", "three"]
 
 
 def test_errors_are_one_line(inspect, folder, tmp_path):

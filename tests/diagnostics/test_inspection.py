@@ -320,6 +320,21 @@ def test_the_output_of_a_decoder_is_measured_at_the_decoders_tokens():
     )
 
 
+def test_the_output_of_a_decoder_that_is_called_with_labels_is_measured_at_all_its_tokens():
+    torch.manual_seed(0)
+    config = transformers.T5Config(vocab_size=20, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
+    config.decoder_start_token_id = 0
+    model, given = transformers.T5ForConditionalGeneration(config).eval(), torch.randint(3, 20, (2, 6))
+    source = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 0, 0, 0, 0]])  # as long as the labels, but of other tokens
+    batch = {"input_ids": given, "attention_mask": source, "labels": given.flip(1)}
+    own = OutputChange(model, [batch])
+    before = model(**batch).logits
+    with torch.no_grad():
+        model.lm_head.weight.mul_(3)
+    wanted = output_change(Output("logits", before), Output("logits", model(**batch).logits))
+    torch.testing.assert_close(own(model), wanted)
+
+
 def test_batches_without_a_mask_are_weighted_by_their_tokens():
     model, (short, long) = masked_lm(), (ids()[:1, :2], ids()[:1])
     each = [inspect_heads(model, [{"input_ids": x}]).diversity["outputs"][0].distance for x in (short, long)]

@@ -312,3 +312,76 @@ def test_patching_inputs_of_another_shape_is_refused():
     heads = Heads(model)
     with pytest.raises(SelectionError, match="same shape"), heads.ablated([(0, 0)], mode="patch", source=inputs()):
         run(model, {"input_ids": inputs()["input_ids"][:, :5]})
+
+
+@pytest.mark.parametrize("space", ["attention", "outputs", "cka", "logits", "ov"])
+def test_padding_of_positional_arguments_does_not_count(space):
+    torch.manual_seed(0)
+    mask, x = torch.tensor([[1] * 6, [1] * 2 + [0] * 4]), torch.randn(2, 6, 24)
+    ids = torch.randint(3, 40, (2, 6))
+    layers = nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 3, 48, batch_first=True), 1)
+    for model, by_name, by_position in (
+        (bert(), {"input_ids": ids, "attention_mask": mask}, (ids, mask)),
+        (layers, {"src": x, "src_key_padding_mask": mask == 0}, [x, None, mask == 0]),
+    ):
+        heads = Heads(model)
+        wanted, found = (heads.similarity([batch], space, twins=0)[0] for batch in (by_name, by_position))
+        assert found.tokens == wanted.tokens
+        torch.testing.assert_close(found.cosine, wanted.cosine)
+
+
+@pytest.mark.parametrize("space", ["attention", "outputs", "cka", "logits", "ov"])
+@pytest.mark.parametrize("kind", ["T5", "Bart"])
+def test_padding_of_the_encoder_does_not_apply_to_a_decoder_that_is_called_with_labels(kind, space):
+    torch.manual_seed(0)
+    if kind == "T5":
+        config = transformers.T5Config(
+            vocab_size=40, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=3, decoder_start_token_id=0
+        )
+        model = transformers.T5ForConditionalGeneration(config).eval()
+    else:
+        sizes = {"encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+        heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+        config = transformers.BartConfig(vocab_size=40, d_model=16, max_position_embeddings=16, **sizes, **heads)
+        config.pad_token_id = config.bos_token_id = config.eos_token_id = config.decoder_start_token_id = 0
+        model = transformers.BartForConditionalGeneration(config).eval()
+    given, labels = torch.randint(3, 40, (2, 2, 6))
+    source = {"input_ids": given, "attention_mask": torch.tensor([[1] * 6, [1] * 2 + [0] * 4])}
+    decoder = torch.cat([torch.zeros(2, 1, dtype=torch.long), labels[:, :-1]], 1)
+    heads = Heads(model, {**source, "decoder_input_ids": decoder})
+    found = heads.similarity([{**source, "labels": labels}], space, twins=0)
+    wanted = heads.similarity([{**source, "decoder_input_ids": decoder}], space, twins=0)
+    assert [each.tokens for each in found] == [each.tokens for each in wanted]
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.cosine, other.cosine)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mode": "mean"}], ids=["zero", "mean"])
+def test_ablation_of_a_padded_batch_in_the_fused_layers_of_torch(settings):
+    torch.manual_seed(0)
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 4, 48, batch_first=True), 2).eval()
+    inputs = {"src": torch.randn(2, 6, 24), "src_key_padding_mask": torch.tensor([[0] * 6, [0] * 4 + [1] * 2]).bool()}
+    heads, real = Heads(model, inputs), ~inputs["src_key_padding_mask"]
+    with heads.ablated([(0, 1)], **settings):
+        wanted = model(**inputs)  # with gradients, torch does not fuse layers
+    with torch.no_grad():
+        before = model(**inputs)
+        with heads.ablated([(0, 1)], **settings):
+            found = model(**inputs)
+    torch.testing.assert_close(found[real], wanted[real])
+    assert not torch.allclose(found[real], before[real], atol=1e-3)
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.parametrize("space", ["attention", "outputs", "cka", "logits", "ov"])
+def test_padding_of_a_decoder_of_torch_does_not_count(space):
+    torch.manual_seed(0)
+    model = nn.TransformerDecoder(nn.TransformerDecoderLayer(24, 3, 48, batch_first=True), 1)
+    target, memory = torch.randn(1, 4, 24), torch.randn(1, 5, 24)
+    longer, mask = torch.cat([target, torch.randn(1, 2, 24)], 1), torch.tensor([[0] * 4 + [1] * 2]).bool()
+    heads = Heads(model)
+    wanted = heads.similarity([{"tgt": target, "memory": memory}], space, twins=0)
+    found = heads.similarity([{"tgt": longer, "memory": memory, "tgt_key_padding_mask": mask}], space, twins=0)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.tokens == other.tokens
+        torch.testing.assert_close(one.cosine, other.cosine, atol=1e-5, rtol=1e-5)

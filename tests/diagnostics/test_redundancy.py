@@ -198,6 +198,29 @@ def test_importance_is_the_derivative_of_the_loss_in_each_heads_factor(name):
     torch.testing.assert_close(unit, wanted / wanted.square().sum(-1, keepdim=True).sqrt(), atol=1e-6, rtol=1e-5)
 
 
+def test_importance_does_not_depend_on_the_amount_of_padding():
+    model, _ = build("bert, sdpa")
+    model.double()
+    short, mask, padding = (
+        ids()[:2, :5],
+        torch.tensor([[1] * 5, [1] * 3 + [0] * 2]),
+        torch.zeros(2, 4, dtype=torch.long),
+    )
+    batch = {"input_ids": short, "attention_mask": mask}
+    longer = {"input_ids": torch.cat([short, padding], 1), "attention_mask": torch.cat([mask, padding], 1)}
+
+    def loss(m, batch):
+        return m(**batch)[0][:, 0].sin().sum()
+
+    found = first_order_importance(model, loss, [batch], normalise=False)
+    torch.testing.assert_close(first_order_importance(model, loss, [longer], normalise=False), found)
+    alone = {"input_ids": short[1:, :3]}  # the second item without its padding
+    torch.testing.assert_close(
+        first_order_importance(model, loss, [{name: x[1:] for name, x in longer.items()}], normalise=False),
+        first_order_importance(model, loss, [alone], normalise=False),
+    )
+
+
 def test_importance_leaves_gradients_alone_and_works_for_frozen_models():
     torch.manual_seed(0)
     model = Transformer(TransformerConfig.tiny(40, width=32)).double()

@@ -39,6 +39,12 @@ def test_places(model: nn.Module, where: str) -> None:
     assert {g.where for g in find_heads(model, where=where)} == {where}
 
 
+def test_a_decoder_of_torch_on_its_own() -> None:
+    model = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2), 1)
+    found = {group.name: group.where for group in find_heads(model, parts="q")}
+    assert found == {"layers.0.self_attn.q": "decoder", "layers.0.multihead_attn.q": "cross"}
+
+
 def test_a_single_stack_is_both_encoder_and_decoder() -> None:
     model = build("timm")[0]
     assert _names(model, where="encoder") == _names(model, where="decoder") == _names(model)

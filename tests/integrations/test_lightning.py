@@ -228,6 +228,16 @@ def test_warns_if_no_step_was_taken_or_the_hooks_were_lost():
         fitted(RULES["svgd"], NoLoss())
 
 
+def test_a_second_fit_without_steps_does_not_blame_the_optimizer_of_the_first():
+    callback = quiet(RULES["svgd"])
+    trainer = make_trainer(callback)
+    trainer.fit(Classifier(), data())
+    with pytest.warns(UserWarning, match="never began") as warned:
+        trainer.fit(Classifier(), data())  # it has run all its epochs
+    assert not [each for each in warned if "lost its hooks" in str(each.message)]
+    assert callback.handles[0].steps == 2 * BATCHES  # the report of the first training stays
+
+
 def test_detaches_at_the_end_and_after_an_error():
     class Broken(Classifier):
         def on_train_batch_end(self, *args):

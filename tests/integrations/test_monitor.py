@@ -65,6 +65,22 @@ def test_the_trainer_of_transformers(tmp_path):
     assert again == pytest.approx(whole, rel=1e-4)
 
 
+def test_a_second_training_is_logged_and_saved_like_the_first(tmp_path):
+    pytest.importorskip("transformers")
+    from repulsive.integrations.transformers import MonitorCallback
+
+    trainer = hf_trainer(tmp_path, MonitorCallback(every=4))
+    for _ in range(2):
+        trainer.train()
+        assert [entry["step"] for entry in trainer.state.log_history if "heads/entropy" in entry] == [1, 5]
+
+    trainer = hf_trainer(tmp_path, MonitorCallback(every=50), max_steps=1, save_steps=1)
+    for _ in range(2):
+        trainer.train()
+        saved = json.loads((tmp_path / "checkpoint-1" / "trainer_state.json").read_text())
+        assert len(saved["stateful_callbacks"]["repulsive_monitor"]["history"]) == 1
+
+
 def test_gradient_accumulation_measures_one_micro_batch(tmp_path):
     pytest.importorskip("transformers")
     from repulsive.integrations.transformers import MonitorCallback

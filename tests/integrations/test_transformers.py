@@ -278,3 +278,14 @@ def test_two_callbacks_resume_their_own_states(tmp_path):
     assert torch.equal(weights(trainer.model), weights(whole.model))
     assert {group.layer for group in first.handle.groups} == {0}
     assert first.handle.steps == second.handle.steps == STEPS
+
+
+def test_two_callbacks_log_their_own_values(tmp_path):
+    first = quiet(SVGD(alpha="auto", ratio=0.2), layers=[0])
+    second = quiet(SVGD(alpha="auto", ratio=0.3), layers=[1])
+    trainer = make_trainer(tmp_path, first, second)
+    trainer.train()
+    logged = [entry for entry in trainer.state.log_history if "loss" in entry][-1]
+    assert logged["repulsion_ratio"] == pytest.approx(0.2)
+    assert logged["repulsion_ratio_1"] == pytest.approx(0.3)
+    assert logged["head_distance"] != logged["head_distance_1"]

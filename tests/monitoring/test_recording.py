@@ -273,3 +273,36 @@ def test_nothing_is_left_on_the_model():
     before = {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in model.named_modules()}
     measured(model, batch)
     assert before == {name: (len(m._forward_hooks), len(m._forward_pre_hooks)) for name, m in model.named_modules()}
+
+
+def test_attention_with_nan_has_no_entropy():
+    model = bert("sdpa")
+    with torch.no_grad():
+        model.encoder.layer[1].attention.self.query.weight[:8] = math.nan  # head 0
+    layers = measured(model, {"input_ids": torch.randint(3, 60, (2, 7)), "attention_mask": MASK}).layers
+    assert all(map(math.isfinite, layers[0].entropy))
+    assert [math.isnan(entropy) for entropy in layers[1].entropy] == [True, False, False, False]
+    assert "entropy" in layers[0].values() and "entropy" not in layers[1].values()
+
+
+def test_a_decoder_that_is_called_with_labels_is_measured_at_all_its_tokens():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    config = T5Config(
+        vocab_size=64, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, attn_implementation="eager"
+    )
+    config.decoder_start_token_id = 0
+    model = T5ForConditionalGeneration(config).double().eval()
+    given, labels = torch.randint(3, 60, (2, 2, 7))
+    batch = {"input_ids": given, "attention_mask": MASK, "labels": labels}  # MASK is of the encoder's tokens
+    with torch.no_grad():
+        known = model(**batch, output_attentions=True)
+    layers = {layer.name: layer for layer in measured(model, batch).layers}
+    everywhere = torch.ones(2, 7, dtype=torch.bool)
+    for name, weights, real in (
+        ("encoder.block.0.layer.0.SelfAttention", known.encoder_attentions, MASK.bool()),
+        ("decoder.block.0.layer.0.SelfAttention", known.decoder_attentions, everywhere),
+        ("decoder.block.0.layer.1.EncDecAttention", known.cross_attentions, everywhere),
+    ):
+        assert layers[name].entropy == pytest.approx(entropies(weights[0], real), rel=1e-9)

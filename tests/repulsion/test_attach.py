@@ -426,6 +426,14 @@ def test_attention_that_is_left_out_is_named(capsys):
     assert "left out" not in capsys.readouterr().err
 
 
+def test_a_layer_that_shares_the_weights_of_another_is_not_named_as_left_out(capsys):
+    model = nn.ModuleList(nn.MultiheadAttention(8, 2) for _ in range(3))
+    model[2].in_proj_weight = model[0].in_proj_weight
+    repel(model, torch.optim.Adam(model.parameters()))
+    shown = capsys.readouterr().err
+    assert "2 attention layers" in shown and "left out" not in shown
+
+
 def _encoder(layers: int = 2) -> nn.TransformerEncoder:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 16, dropout=0.0, batch_first=True), layers)
 

@@ -229,6 +229,38 @@ def test_heads_frozen_between_backward_and_step_are_repelled(make_model, backwar
     assert same(model, trained)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize(
+    ("rule", "settings"),
+    [
+        (SVGD("heads", alpha=0.5), {}),
+        (SVGD("heads", alpha=0.5, prior="gaussian", space="sphere", smoothing=0), {"max_norm": 0.1}),
+        (SVGD("heads", alpha="auto", ratio=0.5), {"force_in": "step"}),
+        (SVGD("heads", alpha=0.5, space="logits", circuits="qk+ov"), {}),
+        (SPOS(4.0, alpha=0.5), {}),
+        (SPOS(4.0, alpha=0.5), {"noise_in": "gradient"}),
+    ],
+    ids=["weights", "sphere", "step", "logits", "noise", "noise in the gradient"],
+)
+def test_an_optimizer_that_maximizes_repels_as_one_that_minimizes(rule, settings, kind, make_model, backward):
+    results = []
+    for maximize in (False, True):
+        model = make_model()
+        first, second = model.stack.layers
+        mixed = [{"params": first.parameters(), "maximize": maximize}, {"params": second.parameters()}]
+        optimizer = kind(mixed, lr=0.01)
+        handle = repel(model, optimizer, rule, verbose=False, measure_every=1, **settings)
+        for index in range(3):
+            backward(model, index)
+            if maximize:
+                for parameter in first.parameters():
+                    parameter.grad.neg_()  # the gradient of an objective that is minus the loss
+            optimizer.step()
+        results.append((list(model.parameters()), handle.report()))
+    assert all(torch.equal(p, q) for p, q in zip(results[0][0], results[1][0], strict=True))
+    assert [line.similarity for line in results[0][1]] == [line.similarity for line in results[1][1]]
+
+
 def test_noise_without_a_learning_rate_is_refused(make_model):
     class Relative(torch.optim.SGD):
         """Like optimizers that compute their own learning rate: `lr` is None."""

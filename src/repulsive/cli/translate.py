@@ -56,7 +56,7 @@ def _lines(file: BinaryIO) -> Iterator[str]:
 
     for number, raw in enumerate(file, 1):
         try:
-            yield raw.decode("utf-8").rstrip("\r\n")
+            yield raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise DataError(
                 f"line {number} of the input: byte {error.start} is not UTF-8; convert the input first"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from repulsive.diagnostics.circuits import Similarity
 from repulsive.diagnostics.cka import cka_of_grams, cka_without_groups, token_grams
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, output_weight
-from repulsive.diagnostics.hooks.calling import items_in, real_queries
+from repulsive.diagnostics.hooks.calling import items_in, token_masks
 from repulsive.diagnostics.hooks.capture import Captured, capture
 from repulsive.diagnostics.permuted_heads import TOKENS, BetweenLayers, LayerHeads, Permuted, evenly_spaced
 from repulsive.diagnostics.sequence_jackknife import count_groups
@@ -52,6 +52,7 @@ def captured_similarity(
     first = 0  # number of the batch's first sequence
     missing = TOKENS if draws else 0  # tokens that are still to be compared between layers
     strict = strict and "attention" in spaces
+    real_queries, _ = token_masks(model)
     for batch in batches:
         items = items_in(batch)
         across: dict[CapturedSpace, list[LayerHeads]] = {space: [] for space in spaces}
@@ -59,7 +60,8 @@ def captured_similarity(
             mask, weight = real_queries(batch, each.layer.where), _head_weights(each)
             for run, outputs in enumerate(each.outputs):  # [B, T, M, d]
                 windows = len(outputs) // items if len(outputs) > items and len(outputs) % items == 0 else 1
-                groups = (first + torch.arange(len(outputs)) // windows) % count  # [B]; windows of one item, as in Swin
+                items_of = torch.arange(len(outputs), device="cpu") // windows  # windows of one item, as in Swin
+                groups = (first + items_of) % count  # [B]
                 is_comparable = missing > 0 and windows == 1 and len(each.outputs) == 1
                 for space in spaces if each.weights else [space for space in spaces if space != "attention"]:
                     own = sums[space].setdefault(each.name, _Sums(each.layer.num_heads, count))
@@ -146,7 +148,7 @@ def _features(
     rows = x.transpose(1, 2).flatten(0, 1)  # [B T, M, E]
     if real is not None:
         rows = rows[real.flatten().to(rows.device)]
-    positions = torch.arange(len(rows)) if real is None else real.flatten().nonzero()[:, 0].cpu()
+    positions = torch.arange(len(rows), device="cpu") if real is None else real.flatten().nonzero()[:, 0].cpu()
     chosen = evenly_spaced(len(rows), most)
     rows = rows[chosen.to(rows.device)]
     rows = rows.to(compute_dtype(rows))  # [N, M, E]
@@ -174,10 +176,10 @@ class _Sums:
     """Similarity matrices times tokens: of all sequences, and of all but those of each of K groups."""
 
     def __init__(self, heads: int, groups: int) -> None:
-        self.matrix = torch.zeros(heads, heads, dtype=torch.float64)
-        self.left_out = torch.zeros(groups, heads, heads, dtype=torch.float64)
+        self.matrix = torch.zeros(heads, heads, dtype=torch.float64, device="cpu")
+        self.left_out = torch.zeros(groups, heads, heads, dtype=torch.float64, device="cpu")
         self.tokens = 0
-        self.tokens_left = torch.zeros(groups, dtype=torch.float64)
+        self.tokens_left = torch.zeros(groups, dtype=torch.float64, device="cpu")
 
     def add(self, x: Tensor, mask: Tensor | None, space: CapturedSpace, groups: Tensor) -> None:
         """Add the heads of one run of a layer, [B, M, T, ...]; `groups` [B] is the group of each sequence."""
@@ -189,7 +191,7 @@ class _Sums:
             tokens = x.shape[2] if real is None else int(real.sum())
             if tokens:
                 cosine = mean_cosines(x[item : item + 1], real, space=space) * tokens
-                others = torch.arange(len(self.left_out)) != group
+                others = torch.arange(len(self.left_out), device="cpu") != group
                 self.matrix += cosine
                 self.left_out[others] += cosine
                 self.tokens += tokens

@@ -35,7 +35,7 @@ def perplexity(model: nn.Module, batches: Sequence[dict[str, Any]]) -> float:
         count = int((labels[:, 1:] != -100).sum())
         total += float(call(model, batch | {"labels": labels}).loss) * count
         tokens += count
-    return float(torch.tensor(total / max(tokens, 1)).exp())
+    return float(torch.tensor(total / max(tokens, 1), dtype=torch.float32, device="cpu").exp())
 
 
 def train_causal(

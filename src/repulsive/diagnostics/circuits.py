@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, output_weight
-from repulsive.diagnostics.hooks.calling import TokenMask, real_keys, real_queries
+from repulsive.diagnostics.hooks.calling import TokenMask
 from repulsive.diagnostics.hooks.qkv_layers import find_qkv_layers
 from repulsive.diagnostics.hooks.qkv_samples import QKVSamples, sample_qkv
 from repulsive.diagnostics.permuted_heads import BetweenLayers, LayerHeads, Permuted, evenly_spaced
@@ -129,8 +129,8 @@ def circuit_similarity(
     tokens: int = TOKENS,
     seed: int = 0,
     groups: Sequence[HeadGroup] | None = None,
-    queries: TokenMask = real_queries,
-    keys: TokenMask = real_keys,
+    queries: TokenMask | None = None,
+    keys: TokenMask | None = None,
     draws: int = 0,
     out: Mapping[str, str] | None = None,
 ) -> Similarities:
@@ -146,7 +146,7 @@ def circuit_similarity(
         seed: random seed of the sample.
         groups: the result of `find_heads` for all parts; None calls `find_heads`.
         queries: called with a batch and "encoder", "decoder" or "cross"; returns which query tokens count, bool [B, T],
-            or None for all. The default leaves out padding.
+            or None for all. By default padding is left out.
         keys: like `queries`, for the tokens of keys and values.
         draws: number of draws of permuted heads (see `permuted_heads.py`); 0: none.
         out: as in `find_attention_layers`, for OV circuits.
@@ -277,7 +277,9 @@ def _cosines(
         for group in range(count if count > 1 else 0):
             in_left = left_of % count == group
             in_right = (
-                torch.zeros(len(circuits.right), dtype=torch.bool) if right_of is None else right_of % count == group
+                torch.zeros(len(circuits.right), dtype=torch.bool, device="cpu")
+                if right_of is None
+                else right_of % count == group
             )
             left_out.append(_products_without(circuits, left, right, in_left, in_right.to(in_left.device)))
     stacked = torch.stack(left_out) if left_out else products.new_zeros(0, *products.shape)

@@ -46,7 +46,9 @@ def token_grams(outputs: Tensor, real: Tensor | None = None) -> tuple[Tensor, Te
         mask = real.flatten().to(heads.device)
         heads, items = heads[:, mask], items[mask]
     if heads.shape[1] > TOKENS:
-        chosen = torch.linspace(0, heads.shape[1] - 1, TOKENS).long().to(heads.device)
+        chosen = (
+            torch.linspace(0, heads.shape[1] - 1, TOKENS, dtype=torch.float32, device="cpu").long().to(heads.device)
+        )
         heads, items = heads[:, chosen], items[chosen]
     x = heads.to(wide_dtype(heads.device))
     x = x - x.mean(1, keepdim=True)

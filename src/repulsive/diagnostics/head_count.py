@@ -81,13 +81,13 @@ def fit_heads(points: Sequence[HeadCount]) -> HeadFit:
     if len({point.heads for point in points}) < 3:
         raise ValueError(f"{len(points)} points: the curve needs at least three different numbers of heads")
     runs = [(point.heads, error) for point in points for error in point.errors]
-    heads = torch.tensor([m for m, _ in runs], dtype=torch.float64)  # [R]
-    errors = torch.tensor([error for _, error in runs], dtype=torch.float64)  # [R]
+    heads = torch.tensor([m for m, _ in runs], dtype=torch.float64, device="cpu")  # [R]
+    errors = torch.tensor([error for _, error in runs], dtype=torch.float64, device="cpu")  # [R]
     columns = torch.stack([heads.rsqrt(), heads, torch.ones_like(heads)], 1)  # [R, 3]
     scale = columns.amax(0)  # M may be 100 times larger than 1 / sqrt(M)
     fits = []
     for free in ([0, 1, 2], [0, 2], [1, 2], [2]):
-        solved = torch.zeros(3, dtype=torch.float64)
+        solved = torch.zeros(3, dtype=torch.float64, device="cpu")
         solved[free] = torch.linalg.lstsq((columns / scale)[:, free], errors).solution
         if (solved[:2] >= 0).all():
             residual = float((columns / scale @ solved - errors).square().sum())

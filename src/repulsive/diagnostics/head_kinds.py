@@ -105,7 +105,7 @@ def score_kinds(heads: Heads, ids: Tensor, separators: Sequence[int] = ()) -> di
     device = next(heads.model.parameters()).device
     masks = pattern_masks(ids, separators)
     shape = (len(heads.layers), max(layer.num_heads for layer in heads.layers))
-    scores = {kind: torch.full(shape, torch.nan, dtype=torch.float64) for kind in masks}
+    scores = {kind: torch.full(shape, torch.nan, dtype=torch.float64, device="cpu") for kind in masks}
     for i, weights in enumerate(heads.attention({"input_ids": ids.to(device)})):
         if weights is None:
             continue
@@ -154,17 +154,17 @@ def pattern_masks(ids: Tensor, separators: Sequence[int] = ()) -> dict[str, Tens
 def _repeated_tokens(vocabulary: int, separators: Sequence[int], length: int, batch: int, seed: int) -> Tensor:
     """Draw distinct random token ids and repeat them once, [B, 2 length]; each half ends with the first separator."""
     generator = torch.Generator().manual_seed(seed)
-    allowed = torch.tensor([token for token in range(vocabulary) if token not in set(separators)])
+    allowed = torch.tensor([token for token in range(vocabulary) if token not in set(separators)], device="cpu")
     words = length - bool(len(separators))
     if len(allowed) < words or words < 2:
         needed = max(words, 2)
         raise SelectionError(
             f"{len(allowed)} tokens to draw from, expected at least {needed}; choose a smaller length="
         )
-    rows = [allowed[torch.randperm(len(allowed), generator=generator)[:words]] for _ in range(batch)]
+    rows = [allowed[torch.randperm(len(allowed), generator=generator, device="cpu")[:words]] for _ in range(batch)]
     half = torch.stack(rows)  # [B, words]
     if len(separators):
-        half = torch.cat([half, torch.full((batch, 1), separators[0])], 1)
+        half = torch.cat([half, torch.full((batch, 1), separators[0], device="cpu")], 1)
     return torch.cat([half, half], 1)
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers, replaced_head_outputs
-from repulsive.diagnostics.hooks.calling import evaluating
+from repulsive.diagnostics.hooks.calling import evaluating, real_queries
 from repulsive.diagnostics.hooks.capture import check_hooks_ran
 from repulsive.errors import SelectionError
+from repulsive.heads.module_paths import is_encoder_decoder
 from repulsive.particles.gram import compute_dtype
 
 Loss = Callable[[nn.Module, Any], Tensor]  # model, batch -> scalar
@@ -30,6 +31,8 @@ def first_order_importance(
     layers: Sequence[AttentionLayer] | None = None,
 ) -> Tensor:
     r"""Compute first-order importance $I_h = E\,|o_h^\top \partial L / \partial o_h|$, a mean over tokens.
+
+    Padding does not count if a batch is a mapping that contains its mask, such as `attention_mask`.
 
     Runs one forward and one backward pass per batch. Parameter gradients are not computed, and `.grad` does not change.
 
@@ -50,8 +53,8 @@ def first_order_importance(
     layers = find_attention_layers(model) if layers is None else layers
     rows = {layer.name: row for row, layer in enumerate(layers)}
     most_heads = max(layer.num_heads for layer in layers)
-    total = torch.zeros(len(layers), most_heads, dtype=torch.float64)  # [L, M]
-    tokens = torch.zeros(len(layers), 1, dtype=torch.float64)
+    total = torch.zeros(len(layers), most_heads, dtype=torch.float64, device="cpu")  # [L, M]
+    tokens = torch.zeros(len(layers), 1, dtype=torch.float64, device="cpu")
     empty = True
     for batch in batches:
         empty = False
@@ -73,7 +76,7 @@ def first_order_importance(
 def _products(
     model: nn.Module, loss: Loss, batch: Any, layers: Sequence[AttentionLayer]
 ) -> list[tuple[AttentionLayer, Tensor]]:
-    """Compute |o . dL/do| for every run of every layer, float64 [tokens, M]."""
+    """Compute |o . dL/do| for every run of every layer, float64 [tokens, M], without padding."""
     outputs: list[tuple[AttentionLayer, Tensor]] = []
 
     def keep(layer: AttentionLayer, heads: Tensor) -> Tensor:
@@ -91,10 +94,13 @@ def _products(
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise SelectionError("loss must return a tensor with one element, such as a mean over items")
         gradients = torch.autograd.grad(value, [heads for _, heads in outputs], allow_unused=True) if outputs else ()
-    products = []
+    products, has_source = [], is_encoder_decoder(model)
     for (layer, heads), gradient in zip(outputs, gradients, strict=True):
         if gradient is not None:
             wide = compute_dtype(heads)
             product = (heads.detach().to(wide) * gradient.to(wide)).sum(-1).abs()  # [B, T, M]
-            products.append((layer, product.flatten(0, 1).cpu().double()))
+            real = real_queries(batch, layer.where, has_source=has_source)  # `batch` is for `loss`: it may be anything
+            if real is None or real.shape != product.shape[:2]:
+                real = torch.ones(product.shape[:2], dtype=torch.bool, device="cpu")
+            products.append((layer, product[real.to(product.device)].cpu().double()))
     return products

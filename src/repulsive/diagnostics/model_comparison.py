@@ -224,7 +224,7 @@ def _weights(groups: Sequence[HeadGroup], layer: str, heads: int) -> dict[str, T
 
 def _joined(weights: dict[str, Tensor], parts: Sequence[str], heads: int) -> Tensor:
     """Join the weights of some parts of each head, [M, D]; zeros if there are none."""
-    return torch.cat([weights[part] for part in parts], -1) if parts else torch.zeros(heads, 1)
+    return torch.cat([weights[part] for part in parts], -1) if parts else torch.zeros(heads, 1, device="cpu")
 
 
 def _by_position(many: int, few: int) -> list[Column]:
@@ -234,7 +234,7 @@ def _by_position(many: int, few: int) -> list[Column]:
 def _best_partners(cosines: Tensor) -> list[int]:
     """Choose increasing rows, one for each column of [M, N] with M > N, with the largest sum of entries."""
     rows, columns = cosines.shape
-    best = torch.full((columns + 1, rows + 1), -torch.inf, dtype=torch.float64)
+    best = torch.full((columns + 1, rows + 1), -torch.inf, dtype=torch.float64, device="cpu")
     best[0] = 0.0  # best[n, m]: largest sum for the first n columns within the first m rows
     for n in range(1, columns + 1):
         for m in range(n, rows + 1):

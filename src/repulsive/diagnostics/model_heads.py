@@ -16,7 +16,7 @@ from repulsive.diagnostics.hooks.attention_layers import (
     find_attention_layers,
     replaced_head_outputs,
 )
-from repulsive.diagnostics.hooks.calling import call, real_queries
+from repulsive.diagnostics.hooks.calling import call, token_masks, with_hooks
 from repulsive.diagnostics.hooks.capture import Captured, capture, check_hooks_ran
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.importance import Loss, first_order_importance
@@ -162,7 +162,7 @@ class Heads:
             return torch.where(mask, new.to(outputs), outputs)
 
         hooked = [layer for layer in self.layers if layer.name in masks]
-        with replaced_head_outputs(hooked, replace):
+        with with_hooks(self.model), replaced_head_outputs(hooked, replace):
             yield
         check_hooks_ran(hooked, {name for name, count in runs.items() if count})
 
@@ -278,7 +278,7 @@ class Heads:
             raise SelectionError(f"{missing[0]}: the source inputs do not reach this layer")
         if mode == "patch":
             return {name: list(captured[name].outputs) for name in masks}
-        means = {}
+        means, (real_queries, _) = {}, token_masks(self.model)
         for name in masks:
             real = real_queries(source, captured[name].layer.where)
             means[name] = [

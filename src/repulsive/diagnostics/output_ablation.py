@@ -44,7 +44,7 @@ class OutputAblation:
     def as_ablation(self, layers: Sequence[AttentionLayer]) -> Ablation:
         """Arrange the changes by layer and head, as `head_ablation` returns them; nan for heads not ablated."""
         shape = (len(layers), max(layer.num_heads for layer in layers))
-        items = torch.full((*shape, self.items.shape[1]), torch.nan, dtype=torch.float64)  # [L, M, N]
+        items = torch.full((*shape, self.items.shape[1]), torch.nan, dtype=torch.float64, device="cpu")  # [L, M, N]
         for (row, head), values in zip(self.heads, self.items, strict=True):
             items[row, head] = values
         return Ablation(tuple(layer.name for layer in layers), 0.0, items.mean(-1), items)
@@ -108,14 +108,14 @@ def _change(
 ) -> Tensor:
     """Compute the change of each item's output without one head, float64 [B]; 0 if its layer does not run."""
     if recorded is not None and layers[head[0]].name not in recorded.results:
-        return torch.zeros(len(before.values), dtype=torch.float64)
+        return torch.zeros(len(before.values), dtype=torch.float64, device="cpu")
     with ablate(model, [head], layers=layers):
         if recorded is None:
             after = read_output(call(model, batch))
         else:
             with reused_prefix(recorded, layers[head[0]]):
                 after = read_output(call(model, batch))
-    return output_change(before, after, real_tokens(batch)).cpu()
+    return output_change(before, after, real_tokens(model, batch)).cpu()
 
 
 def _agrees(

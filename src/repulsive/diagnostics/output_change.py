@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.hooks.calling import call, real_queries
+from repulsive.diagnostics.hooks.calling import call, token_masks
 from repulsive.errors import DataError
 
 _BLOCK = {"cpu": 1 << 18}  # largest number of logits that are compared at once, to stay in the cache
@@ -98,12 +98,14 @@ def label_free_loss(generator: torch.Generator) -> Any:
     def loss(model: nn.Module, batch: Any) -> Tensor:
         output = read_output(call(model, batch))
         if output.kind == "states":
-            signs = torch.randint(0, 2, output.values.shape, generator=generator).to(output.values) * 2 - 1
+            signs = (
+                torch.randint(0, 2, output.values.shape, generator=generator, device="cpu").to(output.values) * 2 - 1
+            )
             return (signs * output.values).sum() / len(output.values)
         log_p = output.values.float().log_softmax(-1).flatten(0, -2)  # [N, C]
         drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)  # [N, 1]
         picked = log_p.gather(-1, drawn).squeeze(-1)  # [N]
-        real = real_tokens(batch)
+        real = real_tokens(model, batch)
         if real is not None and real.numel() == picked.numel():
             picked = picked[real.flatten()]
         return -picked.sum() / len(output.values)
@@ -111,9 +113,10 @@ def label_free_loss(generator: torch.Generator) -> Any:
     return loss
 
 
-def real_tokens(batch: Any) -> Tensor | None:
+def real_tokens(model: nn.Module, batch: Any) -> Tensor | None:
     """Return a mask of output tokens that are not padding, bool [B, T]; of the decoder's tokens if there are any."""
-    return real_queries(batch, "decoder")
+    queries, _ = token_masks(model)
+    return queries(batch, "decoder")
 
 
 class OutputChange:
@@ -131,7 +134,7 @@ class OutputChange:
 
     def __call__(self, model: nn.Module) -> Tensor:
         changes = [
-            output_change(before, read_output(call(model, batch)), real_tokens(batch))
+            output_change(before, read_output(call(model, batch)), real_tokens(model, batch))
             for before, batch in zip(self._before, self._batches, strict=True)
         ]
         return torch.cat(changes)  # [N]

@@ -85,7 +85,11 @@ def evenly_spaced(count: int, most: int = TOKENS) -> Tensor:
         >>> evenly_spaced(5, 3).tolist()
         [0, 2, 4]
     """
-    return torch.arange(count) if count <= most else torch.linspace(0, count - 1, most).long()
+    return (
+        torch.arange(count, device="cpu")
+        if count <= most
+        else torch.linspace(0, count - 1, most, dtype=torch.float32, device="cpu").long()
+    )
 
 
 @torch.no_grad()
@@ -93,7 +97,7 @@ def similarity_between_layers(layers: Sequence[LayerHeads]) -> Tensor:
     """Compute the similarity of all heads of comparable layers, float64 [H, H], in the order of the layers."""
     heads = sum(layer.num_heads for layer in layers)
     step = max(1, _BLOCK // max(1, heads * layers[0].width))
-    products = torch.zeros(heads, heads, dtype=torch.float64)
+    products = torch.zeros(heads, heads, dtype=torch.float64, device="cpu")
     for start in range(0, layers[0].tokens, step):
         features = torch.cat([layer.features(slice(start, start + step)) for layer in layers])  # [H, F]
         with full_precision(features.device):
@@ -138,7 +142,7 @@ def permuted_heads(
         >>> first.mean, first.means
         (1.0, (0.0, 0.0, 0.0))
     """
-    layer_of = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))  # [H]
+    layer_of = torch.arange(len(counts), device="cpu").repeat_interleave(torch.tensor(counts, device="cpu"))  # [H]
     drawn: dict[int, tuple[tuple[float, ...], tuple[float, ...]]] = {}
     result = []
     for row, size in enumerate(counts):
@@ -160,15 +164,16 @@ def draw_heads(counts: Sequence[int], size: int, draws: int, generator: torch.Ge
         draws: number of draws.
         generator: CPU generator.
     """
-    sizes = torch.tensor(counts)
+    sizes = torch.tensor(counts, device="cpu")
     first = sizes.cumsum(0) - sizes  # [L]
-    layers = torch.rand(draws, len(counts), generator=generator).argsort(1)  # [K, L]
-    shuffled = torch.rand(draws, len(counts), max(counts), generator=generator)
-    shuffled = shuffled.masked_fill(torch.arange(max(counts)) >= sizes[:, None], 2).argsort(2)  # [K, L, most heads]
+    layers = torch.rand(draws, len(counts), generator=generator, dtype=torch.float32, device="cpu").argsort(1)  # [K, L]
+    shuffled = torch.rand(draws, len(counts), max(counts), generator=generator, dtype=torch.float32, device="cpu")
+    is_missing = torch.arange(max(counts), device="cpu") >= sizes[:, None]  # [L, most heads]
+    shuffled = shuffled.masked_fill(is_missing, 2).argsort(2)  # [K, L, most heads]
     picks = []
     for slot in range(size):
         layer = layers[:, slot % len(counts)]  # [K]
-        head = shuffled[torch.arange(draws), layer, (slot // len(counts)) % sizes[layer]]
+        head = shuffled[torch.arange(draws, device="cpu"), layer, (slot // len(counts)) % sizes[layer]]
         picks.append(first[layer] + head)
     return torch.stack(picks, 1)
 
@@ -179,15 +184,16 @@ def _draw_scores(
     """Compute the mean and the largest similarity of each draw."""
     generator = torch.Generator().manual_seed(seed)
     if serves is None:
-        chosen, unit = draw_heads(counts, size, draws, generator), torch.arange(size)
+        chosen, unit = draw_heads(counts, size, draws, generator), torch.arange(size, device="cpu")
     else:  # draw key-value heads, then take their query heads
         kv_heads = max(serves) + 1
-        members = torch.tensor(serves).argsort(stable=True).view(kv_heads, -1)  # query heads of each key-value head
+        order = torch.tensor(serves, device="cpu").argsort(stable=True)
+        members = order.view(kv_heads, -1)  # query heads of each key-value head
         kv = draw_heads([kv_heads] * len(counts), kv_heads, draws, generator)  # [K, key-value heads]
         chosen = (kv // kv_heads * size).unsqueeze(-1) + members[kv % kv_heads]  # [K, key-value heads, query heads]
-        chosen, unit = chosen.flatten(1), torch.arange(kv_heads).repeat_interleave(members.shape[1])
-    layer_of = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))  # [H]
-    row, column = torch.triu_indices(size, size, 1)
+        chosen, unit = chosen.flatten(1), torch.arange(kv_heads, device="cpu").repeat_interleave(members.shape[1])
+    layer_of = torch.arange(len(counts), device="cpu").repeat_interleave(torch.tensor(counts, device="cpu"))  # [H]
+    row, column = torch.triu_indices(size, size, 1, device="cpu")
     if not len(row):
         return (), ()
     first, second = chosen[:, row], chosen[:, column]  # [K, pairs]
@@ -212,7 +218,7 @@ class BetweenLayers:
         for group in groups_of_layers(layers):
             names = tuple(layer.name for layer in group)
             tokens = group[0].tokens
-            total, before = self._sums.get(names, (torch.zeros(()), 0))
+            total, before = self._sums.get(names, (torch.zeros((), device="cpu"), 0))
             self._sums[names] = total + similarity_between_layers(group) * tokens, before + tokens
             self._shapes[names] = [layer.num_heads for layer in group], group[0].serves
 

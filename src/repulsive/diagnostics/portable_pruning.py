@@ -40,7 +40,9 @@ def check_portable(heads: Heads, keep: float, kv_heads: int | None = None) -> No
         SelectionError: as in `select_heads`.
         HeadLayoutError: the class cannot have fewer heads of the same size.
     """
-    equal = torch.zeros(len(heads.layers), max(layer.num_heads for layer in heads.layers))
+    equal = torch.zeros(
+        len(heads.layers), max(layer.num_heads for layer in heads.layers), dtype=torch.float32, device="cpu"
+    )
     selection = select_heads(heads, equal, keep, kv_heads)
     config = _config(heads, selection)
     meta = torch.device("meta")  # shapes are enough
@@ -159,7 +161,7 @@ def _remaining_weights(heads: Heads, selection: Selection, device: torch.device 
             bias = name.removesuffix("weight") + "bias"
             if bias in state:
                 state[bias] = state[bias].index_select(0, index.to(state[bias].device))
-        columns = torch.arange(layer.num_heads * layer.head_dim).view(layer.num_heads, -1)
+        columns = torch.arange(layer.num_heads * layer.head_dim, device="cpu").view(layer.num_heads, -1)
         name = f"{layer.projection}.weight"
         if name not in state:
             raise HeadLayoutError(f"{layer.name}: the weight of its output projection is not stored as {name}")

@@ -235,7 +235,7 @@ def _prune_layer(
         if isinstance(getattr(s.module, "bias", None), Tensor):
             _select(s.module, "bias", 0, rows)
     if layer.kind == "projection":
-        columns = torch.arange(layer.num_heads * layer.head_dim).view(layer.num_heads, -1)[keep].flatten()
+        columns = torch.arange(layer.num_heads * layer.head_dim, device="cpu").view(layer.num_heads, -1)[keep].flatten()
         _select(layer.module, "weight", 0 if is_conv1d(layer.module) else 1, columns)
     else:
         encoder: Any = model.encoder
@@ -244,7 +244,7 @@ def _prune_layer(
             owner, _, attribute = path.rpartition(".")
             module = model.get_submodule(owner)
             size = getattr(module, attribute).shape[axis]
-            blocks = torch.arange(size).view(layer.num_heads, -1)[keep].flatten()
+            blocks = torch.arange(size, device="cpu").view(layer.num_heads, -1)[keep].flatten()
             _select(module, attribute, axis, blocks)
     counts = {"heads": len(keep), "features": len(keep) * layer.head_dim}
     counts |= {"kv heads": len(keep_kv), "queries per kv head": len(keep) // len(keep_kv)}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers, replaced_head_outputs
-from repulsive.diagnostics.hooks.calling import evaluating
+from repulsive.diagnostics.hooks.calling import evaluating, with_hooks
 from repulsive.diagnostics.hooks.capture import check_hooks_ran
 from repulsive.errors import SelectionError
 
@@ -79,10 +79,15 @@ def ablate(
         ran.add(layer.name)
         return outputs.masked_fill(masks[layer.name].to(outputs.device).unsqueeze(-1), 0)  # [B, T, M, d]
 
-    with replaced_head_outputs([layer for layer in layers if layer.name in masks], zero):
+    hooked = [layer for layer in layers if layer.name in masks]
+    with with_hooks(model), replaced_head_outputs(hooked, zero):
         yield
     if masks and not ran:
-        warnings.warn(f"ablate: the model did not run {', '.join(masks)}, so no head was ablated", stacklevel=3)
+        warnings.warn(
+            f"ablate: the model did not run {', '.join(masks)}, so no head was ablated; if a compiled copy of it ran, "
+            "pass that one instead",
+            stacklevel=3,
+        )
 
 
 def head_ablation(
@@ -193,8 +198,10 @@ def _ablate_each(
         baseline, per_item = _evaluate(model, evaluate, [], layers)
     check_hooks_ran(layers, ran)
     shape = (len(layers), max(layer.num_heads for layer in layers))
-    change = torch.full(shape, torch.nan, dtype=torch.float64)  # [L, M]
-    items = None if per_item is None else torch.full((*shape, len(per_item)), torch.nan, dtype=torch.float64)
+    change = torch.full(shape, torch.nan, dtype=torch.float64, device="cpu")  # [L, M]
+    items = (
+        None if per_item is None else torch.full((*shape, len(per_item)), torch.nan, dtype=torch.float64, device="cpu")
+    )
     for done, (row, head) in enumerate(heads, 1):
         value, values = _evaluate(model, evaluate, choose(layers[row], row, head), layers)
         change[row, head] = value - baseline
@@ -233,5 +240,5 @@ def head_masks(layers: Sequence[AttentionLayer], heads: Iterable[tuple[int | str
         chosen = layers[row]
         if not 0 <= head < chosen.num_heads:
             raise SelectionError(f"{chosen.name} has no head {head}; its heads are 0 to {chosen.num_heads - 1}")
-        masks.setdefault(chosen.name, torch.zeros(chosen.num_heads, dtype=torch.bool))[head] = True
+        masks.setdefault(chosen.name, torch.zeros(chosen.num_heads, dtype=torch.bool, device="cpu"))[head] = True
     return masks

@@ -81,7 +81,7 @@ class Diversity:
 
     def closest(self, count: int = 5) -> list[Pair]:
         """Return the most similar pairs i < j, largest cosine first."""
-        i, j = torch.triu_indices(self.num_heads, self.num_heads, 1)
+        i, j = torch.triu_indices(self.num_heads, self.num_heads, 1, device="cpu")
         cosines = self.cosine.cpu()[i, j]  # [M (M - 1) / 2]
         order = cosines.argsort(descending=True, stable=True)[:count]
         return [Pair(self.name, int(i[k]), int(j[k]), float(cosines[k])) for k in order]
@@ -131,7 +131,7 @@ def mean_cosines(
         name: name of the layer, for errors.
         space: what `x` holds, for errors.
     """
-    total, count = torch.zeros((), dtype=torch.float64), 0
+    total, count = torch.zeros((), dtype=torch.float64, device="cpu"), 0
     for block in _positions(x, real):
         unit = _unit(_finite(block, name, space))
         total, count = total + (unit @ unit.mT).sum(0).cpu().double(), count + len(unit)
@@ -190,7 +190,7 @@ def _items(x: Tensor, real: Tensor | None) -> Iterator[Tensor]:
 @torch.no_grad()
 def _measure(name: str, space: str, blocks: Iterable[Tensor]) -> Diversity:
     """Average distances and cosines over the positions of all blocks, each [P, M, E]."""
-    distance = cosine = torch.zeros(())
+    distance = cosine = torch.zeros((), device="cpu")
     count = 0
     for block in blocks:
         x = _finite(block, name, space)

@@ -102,7 +102,7 @@ def bootstrap_weights(heads: int, draws: int, generator: torch.Generator) -> Ten
     """
     if heads < 1 or draws < 1:
         raise ValueError(f"heads={heads}, draws={draws}: need at least one of each")
-    chosen = torch.randint(heads, (draws, heads), generator=generator)  # [K, M]
+    chosen = torch.randint(heads, (draws, heads), generator=generator, device="cpu")  # [K, M]
     return torch.nn.functional.one_hot(chosen, heads).sum(1).double()
 
 

@@ -46,9 +46,11 @@ def added_bias(attention: nn.Module, group: HeadGroup) -> HeadSlice | None:
             continue
         path = f"{module_of(group)}.{name}".lstrip(".")
         if bias.shape == rows.shape:
-            return HeadSlice(attention, name, path, torch.arange(len(rows)).view(-1, 1))
+            return HeadSlice(attention, name, path, torch.arange(len(rows), device="cpu").view(-1, 1))
         if bias.ndim and bias.shape[-1] == bias.numel() == rows.numel():
-            return HeadSlice(attention, name, path, torch.arange(rows.numel()).view(rows.shape), axis=bias.ndim - 1)
+            return HeadSlice(
+                attention, name, path, torch.arange(rows.numel(), device="cpu").view(rows.shape), axis=bias.ndim - 1
+            )
         raise HeadLayoutError(
             f"{path}: expected a bias with {rows.numel()} numbers for {len(rows)} heads, got shape {list(bias.shape)}; "
             "exclude the layer with match=..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections import UserDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -30,6 +30,18 @@ def call_arguments(model: nn.Module, inputs: object) -> tuple[tuple[Any, ...], d
             return (_copied(inputs),), {}
         return (), {str(name): _copied(value) for name, value in inputs.items()}
     return (tuple(map(_copied, inputs)), {}) if isinstance(inputs, list | tuple) else ((inputs,), {})
+
+
+def name_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a module's call by name; positional arguments without a name are left out.
+
+    Example:
+        >>> name_arguments(nn.Identity(), (1, 2), {})
+        {'input': 1}
+    """
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return dict(zip(names[1:], args, strict=False)) | dict(kwargs)  # without self
 
 
 def _takes_mapping(model: nn.Module, inputs: Mapping[Any, Any]) -> bool:

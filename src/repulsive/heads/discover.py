@@ -127,11 +127,14 @@ def left_out(model: nn.Module, groups: Sequence[HeadGroup]) -> dict[str, str]:
         {module name: class name} for each such module.
     """
     inner = unwrap(model)
-    with_heads = {module_of(group) for group in (*heads_from_table(inner)[0], *groups)}
+    known = [*heads_from_table(inner)[0], *groups]
+    with_heads = {module_of(group) for group in known}
+    weights = {id(parameter) for group in known for parameter in group.parameters()}  # other modules may share them
     missed: dict[str, str] = {}
     for name, module in inner.named_modules():
         own = clean(name)
-        if _looks_like_attention(module) and next(module.parameters(), None) is not None:
+        own_weights = {id(parameter) for parameter in module.parameters()}
+        if _looks_like_attention(module) and own_weights and not own_weights & weights:
             is_related = any(
                 not a or not b or f"{a}.".startswith(f"{b}.") for x in with_heads for a, b in ((own, x), (x, own))
             )

@@ -110,7 +110,7 @@ def group_stacked(
         if shape[dim] < 2:
             raise SelectionError(f"{key}: expected at least two particles along axis {axis}, got shape {shape}")
         owner, attribute = _owner(inner, key)
-        rows = torch.arange(shape[dim]).unsqueeze(1)  # [M, 1]
+        rows = torch.arange(shape[dim], device="cpu").unsqueeze(1)  # [M, 1]
         slices[key] = (HeadSlice(owner, attribute, dotted(name or "", key), rows, dim),)
     counts = {key: run[0].num_heads for key, run in slices.items()}
     if particle == "module" and len(set(counts.values())) > 1:
@@ -221,7 +221,7 @@ def _whole_slice(module: nn.Module, key: str, shown: str) -> HeadSlice:
     parameter = getattr(owner, attribute)
     if not parameter.ndim:
         raise UnsupportedWeights(f"{shown}: is a scalar; leave it out by parameters=")
-    return HeadSlice(owner, attribute, shown, torch.arange(parameter.shape[0]).unsqueeze(0))
+    return HeadSlice(owner, attribute, shown, torch.arange(parameter.shape[0], device="cpu").unsqueeze(0))
 
 
 def _listed(tensors: Mapping[str, Tensor]) -> str:

@@ -244,5 +244,8 @@ def _regular_strides(rows: Tensor) -> tuple[int, int, int] | None:
     feature_stride = int(rows[0, 1]) - offset if features > 1 else 1
     if head_stride <= 0 or feature_stride <= 0:
         return None
-    grid = torch.arange(heads)[:, None] * head_stride + torch.arange(features)[None, :] * feature_stride
+    grid = (
+        torch.arange(heads, device="cpu")[:, None] * head_stride
+        + torch.arange(features, device="cpu")[None, :] * feature_stride
+    )
     return (offset, head_stride, feature_stride) if torch.equal(rows, grid + offset) else None

@@ -24,6 +24,15 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
+def is_encoder_decoder(model: nn.Module) -> bool:
+    """Check whether a model is, or contains, an encoder-decoder model of transformers, such as T5.
+
+    Called with `labels` alone, such a model makes the decoder's tokens itself, and `attention_mask` refers to those of
+    the encoder.
+    """
+    return any(getattr(getattr(each, "config", None), "is_encoder_decoder", False) is True for each in model.modules())
+
+
 def clean(name: str) -> str:
     """Remove the components that wrappers add to a dotted name."""
     return ".".join(part for part in name.split(".") if part not in INNER)
@@ -46,7 +55,7 @@ def where_of(model: nn.Module, name: str, default: str | None = None) -> str:
         or (attribute == "multihead_attn" and "DecoderLayer" in type(parent).__name__)
     ):
         return "cross"
-    if getattr(module, "is_decoder", False) is True:
+    if getattr(module, "is_decoder", False) is True or isinstance(parent, nn.TransformerDecoderLayer):
         return "decoder"
     components = [type(module).__name__.lower(), *reversed(own.lower().split("."))]  # innermost first
     for component in components:

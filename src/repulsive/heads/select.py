@@ -93,7 +93,9 @@ def _joined(module: str, groups: list[HeadGroup]) -> HeadGroup:
 
 def _served(s: HeadSlice, group: HeadGroup, kv_heads: int) -> HeadSlice:
     """Concatenate the rows of all q heads that one kv head serves: [H, R] -> [H_kv, H / H_kv * R]."""
-    serves = torch.tensor(group.serves or [h * kv_heads // group.num_heads for h in range(group.num_heads)])
+    serves = torch.tensor(
+        group.serves or [h * kv_heads // group.num_heads for h in range(group.num_heads)], device="cpu"
+    )
     counts = serves.bincount(minlength=kv_heads)
     if counts.numel() != kv_heads or bool((counts != counts[0]).any()):
         raise SelectionError(

@@ -42,6 +42,7 @@ class Deferred:
         self.settings: dict[str, Any] = dict(settings)
         self.handles: list[Handle] = []
         self._steps_before: list[int] = []
+        self._is_running = False  # between `begin` and `end`
         self._collapse = CollapseDetector()
 
     @property
@@ -106,6 +107,7 @@ class Deferred:
             self.detach()
             raise
         self._steps_before = [handle.steps for handle in self.handles]
+        self._is_running = True
 
     def states(self, *, tensors: bool = True) -> list[dict[str, Any]]:
         """Return the states of all handles, for a checkpoint.
@@ -144,8 +146,9 @@ class Deferred:
 
     def end(self) -> None:
         """Detach all handles; warn if repulsion never acted, stopped acting during training, or was too strong."""
-        if not self.handles:
+        if not self._is_running:  # `handles` may have those of a previous training
             warnings.warn("repulsion never began: training ended before its first step", stacklevel=3)
+            return
         for handle, before in zip(self.handles, self._steps_before, strict=True):
             steps, first = handle.steps - before, handle.groups[0].name
             if not handle.attached:
@@ -163,6 +166,7 @@ class Deferred:
 
     def detach(self) -> None:
         """Detach all handles without warnings; their reports stay readable."""
+        self._is_running = False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `end` has warned already, or an error is being raised
             for handle in self.handles:

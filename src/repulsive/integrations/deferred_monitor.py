@@ -48,6 +48,7 @@ class DeferredMonitor:
             saved: the result of `HeadMonitor.state_dict` from the checkpoint.
         """
         self.cancel()  # hooks of a previous training that failed
+        self._logged = -1
         monitor = self.monitor = HeadMonitor(model, **self._settings)
         if saved:
             monitor.load_state_dict(saved)

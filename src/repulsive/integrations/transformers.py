@@ -39,8 +39,8 @@ class RepulsiveCallback(TrainerCallback):
     It attaches when training begins, detaches when it ends, and warns if no step was changed. Each checkpoint's
     `trainer_state.json` contains its state, so `trainer.train(resume_from_checkpoint=...)` resumes with the same
     results. It adds the last measurement to the logs: `repulsion_ratio` (mean |repulsion| / |drive|), `head_distance`,
-    `head_similarity`, and `repulsion_step`, the optimizer step of that measurement. It warns if these values show that
-    the model has collapsed.
+    `head_similarity`, and `repulsion_step`, the optimizer step of that measurement. Names of a second callback end in
+    `_1`, and so on. It warns if these values show that the model has collapsed.
 
     Args:
         rule: a rule or its name, as in `repel`.
@@ -84,7 +84,8 @@ class RepulsiveCallback(TrainerCallback):
         callbacks = vars(state).setdefault("_repulsive", [])  # all RepulsiveCallbacks of this training, in order
         if self not in callbacks:
             callbacks.append(self)
-        self._key = f"{STATE_KEY}_{callbacks.index(self)}" if callbacks.index(self) else STATE_KEY
+        self._suffix = f"_{callbacks.index(self)}" if callbacks.index(self) else ""
+        self._key = f"{STATE_KEY}{self._suffix}"
         saved = state.stateful_callbacks.get(self._key)
         self._repulsion.begin(kwargs["model"], [(kwargs["optimizer"], {})], saved, resumed=state.global_step > 0)
         state.stateful_callbacks[self._key] = self._repulsion.states(tensors=False)
@@ -96,7 +97,8 @@ class RepulsiveCallback(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is None or "loss" not in logs:
             return  # an evaluation log, or the final summary
-        measured = self._repulsion.measurements(state.global_step, float(logs["loss"]))
+        values = self._repulsion.measurements(state.global_step, float(logs["loss"]))
+        measured = {f"{name}{self._suffix}": value for name, value in values.items()}
         logs.update(measured)
         if state.log_history:
             state.log_history[-1].update(measured)  # a copy made before this callback runs
@@ -145,6 +147,7 @@ class MonitorCallback(TrainerCallback):
         trainer.callback_handler.callbacks.insert(0, self)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._saved_step = -1
         self._deferred.begin(kwargs["model"], state.global_step, state.stateful_callbacks.get(MONITOR_KEY))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

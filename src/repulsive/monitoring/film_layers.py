@@ -33,7 +33,12 @@ def film_layers(history: Iterable[Measurement]) -> tuple[list[int], list[FilmLay
     layers = []
     for layer in kept[-1].layers:
         if layer.name in shared:
-            cosines = [torch.tensor(next(x for x in each.layers if x.name == layer.name).cosine) for each in kept]
+            cosines = [
+                torch.tensor(
+                    next(x for x in each.layers if x.name == layer.name).cosine, dtype=torch.float32, device="cpu"
+                )
+                for each in kept
+            ]
             frames = [[(float(x), float(y)) for x, y in frame] for frame in aligned_positions(cosines)]
             layers.append(FilmLayer(layer.label, frames))
     return [each.step for each in kept], layers

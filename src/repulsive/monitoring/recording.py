@@ -13,7 +13,6 @@ tokens of an item after the block that contains the attention layer.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -32,7 +31,7 @@ from repulsive.diagnostics.hooks.attention_layers import (
     output_weight,
     replaced_head_outputs,
 )
-from repulsive.diagnostics.hooks.calling import real_queries
+from repulsive.diagnostics.hooks.calling import token_masks
 from repulsive.diagnostics.hooks.qkv_layers import find_qkv_layers
 from repulsive.diagnostics.hooks.qkv_samples import QKVSamples, check_recorded, recorded_qkv
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch_logits
@@ -75,6 +74,7 @@ class HeadRecorder:
     ) -> None:
         groups = find_heads(model) if groups is None else groups
         self.items, self.tokens = items, tokens
+        self.masks = token_masks(model)
         self.layers = find_attention_layers(model, groups, out=out)
         qkv, left_out = find_qkv_layers(model, groups)
         self.qkv = {layer.name: layer for layer in qkv}
@@ -96,7 +96,8 @@ class HeadRecorder:
         """
         result = Pass(self, batch, step)
         with ExitStack() as stack:
-            stack.enter_context(recorded_qkv(result.samples, batch, tokens=self.tokens, seed=step, items=self.items))
+            sampled = recorded_qkv(result.samples, batch, self.masks, tokens=self.tokens, seed=step, items=self.items)
+            stack.enter_context(sampled)
             stack.enter_context(recorded_logits(self.layers, result.keep_logits, self.items, result.guard_logits))
             hooked = [layer for layer in self.layers if layer.kind != "torch"]
             stack.enter_context(replaced_head_outputs(hooked, result.keep_outputs))
@@ -145,9 +146,10 @@ class Pass:
         with self._guard(layer, "entropy"):
             real = self._real(layer, logits.shape[0], logits.shape[2], logits.device, queries)  # [B, T]
             rows = logits.transpose(1, 2)[real]  # [N, M, S]
-            rows = rows[~(rows == -math.inf).all(-1).all(-1)]  # a query whose keys are all masked attends to nothing
+            is_masked = (rows == -math.inf).all(-1)  # [N, M]; a query whose keys are all masked attends to nothing
+            rows, is_masked = rows[~is_masked.all(-1)], is_masked[~is_masked.all(-1)]
             if len(rows):
-                entropy = torch.special.entr(rows.softmax(-1).nan_to_num()).sum(-1)  # [N, M]
+                entropy = torch.special.entr(rows.softmax(-1)).sum(-1).masked_fill(is_masked, 0)  # [N, M]
                 self._sums[layer.name].entropy.append(entropy.mean(0))
                 self._sums[layer.name].largest.append(rows.amax((0, 2)))
 
@@ -253,7 +255,8 @@ class Pass:
         self, layer: AttentionLayer, batch: int, length: int, device: torch.device, chosen: Tensor | None = None
     ) -> Tensor:
         """Return which tokens of the first items count, bool [B, T]; `chosen` [T] are positions in longer items."""
-        mask = real_queries(self._batch, layer.where)
+        queries, _ = self._recorder.masks
+        mask = queries(self._batch, layer.where)
         if mask is not None and chosen is not None and mask.shape[1] > int(chosen.max()):
             mask = mask[:, chosen.to(mask.device)]
         if mask is not None and mask.shape[1] == length and len(mask) >= batch:
@@ -271,13 +274,6 @@ class Pass:
             yield
         except Exception as error:
             self._recorder.not_measured.setdefault((layer.name, quantity), _reason(error))
-
-
-def named_inputs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a module's call by name; positional arguments without a name are left out."""
-    parameters = inspect.signature(type(module).forward).parameters.values()
-    names = [each.name for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    return dict(zip(names[1:], args, strict=False)) | dict(kwargs)  # without self
 
 
 def _without_logits(layer: AttentionLayer) -> str:

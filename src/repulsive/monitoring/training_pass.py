@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repulsive.heads.call_arguments import name_arguments
 from repulsive.monitoring.measurement import Measurement
-from repulsive.monitoring.recording import HeadRecorder, Pass, named_inputs
+from repulsive.monitoring.recording import HeadRecorder, Pass
 
 
 def uncompiled() -> AbstractContextManager[Any]:
@@ -102,7 +103,7 @@ class TrainingPass:
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not _is_training(module):
             return
-        for name, value in named_inputs(module, args, kwargs).items():
+        for name, value in name_arguments(module, args, kwargs).items():
             if value is not None and (name not in self._inputs or (_is_matrix(value) > _is_matrix(self._inputs[name]))):
                 self._inputs[name] = value  # a mask [B, T] rather than its expanded form
         if self._running is None:

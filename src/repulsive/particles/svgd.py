@@ -179,7 +179,7 @@ class SVGD(Rule):
         return kernel.interact(theta, self.bandwidth, "sphere" if self.reads_tokens else self.space)
 
     def drive_scale(self, heads: int) -> float:
-        return float(self.drive(torch.eye(heads, dtype=torch.float64))[0, 0])
+        return float(self.drive(torch.eye(heads, dtype=torch.float64, device="cpu"))[0, 0])
 
     def force_scale(self, heads: int) -> float:
         """Return epsilon / M, the factor on the sum of forces at alpha = 1."""

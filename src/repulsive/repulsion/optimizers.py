@@ -1,4 +1,4 @@
-"""Inspect an optimizer and its gradients: nested, skipped and empty steps, unchanged gradients, loss scale."""
+"""Inspect an optimizer and its gradients: nested, skipped and empty steps, unchanged gradients, loss scale, ascent."""
 
 from __future__ import annotations
 
@@ -58,7 +58,13 @@ def current_loss_scale(scaler: GradScaler | None, optimizer: Optimizer) -> Tenso
     if scaler is None or not scaler.is_enabled():
         return None
     is_unscaled = scaler._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
-    return None if is_unscaled else torch.tensor(scaler.get_scale())
+    return None if is_unscaled else torch.tensor(scaler.get_scale(), dtype=torch.float32, device="cpu")
+
+
+def ascended_gradients(optimizer: Optimizer) -> list[Tensor]:
+    """Return the gradients that an optimizer ascends, because their parameter group has `maximize=True`."""
+    groups = [entry for entry in optimizer.param_groups if entry.get("maximize", False)]
+    return [parameter.grad for entry in groups for parameter in entry["params"] if parameter.grad is not None]
 
 
 def only_initialises_state(optimizer: Optimizer, gradients: Iterable[Tensor | None]) -> bool:

@@ -16,7 +16,9 @@ def find_overlap(groups: Sequence[HeadGroup]) -> tuple[str, str] | None:
     for index, group in enumerate(groups):
         for part in group.slices:
             parameter, rows = part.parameter(), part.rows.flatten().cpu()
-            owner = owners.setdefault((id(parameter), part.axis), torch.full((parameter.shape[part.axis],), -1))
+            owner = owners.setdefault(
+                (id(parameter), part.axis), torch.full((parameter.shape[part.axis],), -1, device="cpu")
+            )
             other = int(owner[rows].max())
             if other >= 0:
                 return groups[other].name, group.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -13,6 +14,7 @@ from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.learning_rates import LearningRates
 from repulsive.repulsion.logits.update import LogitRepulsion
 from repulsive.repulsion.measurements import Measurements, per_step
+from repulsive.repulsion.optimizers import ascended_gradients
 from repulsive.repulsion.parameter_lookup import are_same
 from repulsive.repulsion.settings import Settings
 from repulsive.repulsion.step_force import StepForce
@@ -81,10 +83,14 @@ class RuleStep:
         draws_noise = settings.noise_in == "gradient"
         rates = self.learning_rates(rule) if draws_noise else {}
         inputs = StepInputs(applied, step, rates, scale, _measures(rule, settings, step), draws_noise)
-        measured = None if is_captured else self._repeat_last_step(inputs)
-        if measured is None and (update := self._updates.choose(self._optimizer)) is not None:
-            measured = update.run(inputs)
-            self._trained = [[*entry["params"]] for entry in self._optimizer.param_groups]
+        _negate(ascended_gradients(self._optimizer))  # rules descend: they expect gradients of what is minimised
+        try:
+            measured = None if is_captured else self._repeat_last_step(inputs)
+            if measured is None and (update := self._updates.choose(self._optimizer)) is not None:
+                measured = update.run(inputs)
+                self._trained = [[*entry["params"]] for entry in self._optimizer.param_groups]
+        finally:
+            _negate(ascended_gradients(self._optimizer))  # looked up again: sharded gradients may be replaced
         if measured is None:
             return False
         if self._step_force is not None:
@@ -125,6 +131,12 @@ class RuleStep:
             return None
         trained = [entry["params"] for entry in self._optimizer.param_groups]
         return updates.current.again(inputs) if are_same(trained, self._trained) else None
+
+
+@torch.no_grad()
+def _negate(gradients: list[Tensor]) -> None:
+    for gradient in gradients:
+        gradient.neg_()
 
 
 def _measures(rule: Rule | None, settings: Settings, step: int) -> bool:

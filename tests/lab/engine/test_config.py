@@ -90,6 +90,12 @@ def test_wrong_changes(change, tmp_path):
         load(path, [change])
 
 
+def test_a_byte_order_mark_is_ignored(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(b'\xef\xbb\xbfdata = "x"\r\nepochs = 4\r\n')
+    assert load(path).epochs == 4
+
+
 def test_binary_and_missing_files(tmp_path):
     path = tmp_path / "recipe.toml"
     with pytest.raises(ConfigError, match="No such file"):

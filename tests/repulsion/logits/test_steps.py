@@ -176,6 +176,28 @@ def test_evaluation_and_inference_are_not_sampled():
     assert len(sampler.samples) == 4
 
 
+def test_transforms_of_torch_func_are_not_sampled():
+    model, optimizer, handle = make()
+    parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+    def loss(values, ids):
+        logits = torch.func.functional_call(model, values, (ids,))
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+    def probe():
+        torch.func.grad(loss)(parameters, batch(0))
+        torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, batch(0).unsqueeze(1))
+
+    probe()
+    assert handle._logits.sampler.samples == {}
+    loss_of(model, batch(1)).backward()
+    taken = {key: sample.outputs for key, sample in handle._logits.sampler.samples.items()}
+    probe()
+    assert all(sample.outputs is taken[key] for key, sample in handle._logits.sampler.samples.items())
+    optimizer.step()
+    assert handle.steps == 1 and handle.report()[0].ratio > 0
+
+
 def test_a_step_without_tokens_warns_once():
     model, optimizer, _ = make()
     model.eval()

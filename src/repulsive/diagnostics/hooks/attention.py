@@ -232,7 +232,7 @@ def bounded(items: int, heads: int, queries: int, keys: int, *, device: torch.de
     if heads * queries * keys <= MAX_LOGITS:
         return items, None
     count = max(1, MAX_LOGITS // (heads * keys))
-    return items, torch.linspace(0, queries - 1, count, device=device).round().long()
+    return items, torch.linspace(0, queries - 1, count, dtype=torch.float32, device=device).round().long()
 
 
 def _softmax_dim(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:

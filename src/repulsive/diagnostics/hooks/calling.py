@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from repulsive.heads.call_arguments import call_arguments
+from repulsive.heads.call_arguments import call_arguments, name_arguments
+from repulsive.heads.module_paths import is_encoder_decoder, unwrap
 
 # Called with a batch and "encoder", "decoder" or "cross"; returns which tokens count, bool [B, T], or None for all.
 TokenMask = Callable[[Any, str], Tensor | None]
@@ -43,26 +44,45 @@ def _unwrapped(batch: Any) -> Any:
     return batch[0] if single and isinstance(batch[0], Mapping) else batch
 
 
-def real_queries(batch: Any, where: str) -> Tensor | None:
+def token_masks(model: nn.Module) -> tuple[TokenMask, TokenMask]:
+    """Return `real_queries` and `real_keys` for the batches of a model, whose arguments may be positional."""
+    inner, has_source = unwrap(model), is_encoder_decoder(model)
+
+    def named(batch: Any) -> Any:
+        batch = _unwrapped(batch)
+        return name_arguments(inner, batch, {}) if isinstance(batch, list | tuple) else batch
+
+    def queries(batch: Any, where: str) -> Tensor | None:
+        return real_queries(named(batch), where, has_source=has_source)
+
+    def keys(batch: Any, where: str) -> Tensor | None:
+        return real_keys(named(batch), where, has_source=has_source)
+
+    return queries, keys
+
+
+def real_queries(batch: Any, where: str, *, has_source: bool = False) -> Tensor | None:
     """Return a mask of the query tokens that are not padding, bool [B, T]; None if the batch has no mask.
 
     Args:
         batch: as the model takes it; masks are recognised by the names that transformers and torch use.
         where: "encoder"; or "decoder" or "cross", where queries are the decoder's tokens if the batch has them.
+        has_source: whether `attention_mask` refers to the encoder's tokens; see `is_encoder_decoder`.
     """
     batch = _unwrapped(batch)
     if not isinstance(batch, Mapping):
         return None
-    if "decoder_input_ids" in batch and where != "encoder":
+    has_source = "decoder_input_ids" in batch or (has_source and "encoder_hidden_states" not in batch)
+    if has_source and where != "encoder":
         return _mask(batch, "decoder_attention_mask")
     return _mask(batch, "attention_mask", padding="tgt" if where != "encoder" and "tgt" in batch else "src")
 
 
-def real_keys(batch: Any, where: str) -> Tensor | None:
+def real_keys(batch: Any, where: str, *, has_source: bool = False) -> Tensor | None:
     """Return a mask of the key and value tokens that are not padding; in cross-attention, of the encoder's tokens."""
     batch = _unwrapped(batch)
     if where != "cross" or not isinstance(batch, Mapping):
-        return real_queries(batch, where)
+        return real_queries(batch, where, has_source=has_source)
     if "encoder_hidden_states" in batch:
         return _mask(batch, "encoder_attention_mask")
     return real_queries(batch, "encoder")
@@ -80,14 +100,32 @@ def _mask(batch: Mapping[str, Any], name: str, padding: str = "") -> Tensor | No
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode and disable torch's fused attention layers; restore every module's flag at the end."""
+    """Set evaluation mode, and run hooks as in `with_hooks`; restore every module's flag at the end."""
     training = [(module, module.training) for module in model.modules()]
-    fast = torch.backends.mha.get_fastpath_enabled()
     model.eval()
-    torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, and hooks inside one would not run
     try:
-        yield
+        with with_hooks(model):
+            yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
         for module, flag in training:
             module.training = flag
+
+
+@contextmanager
+def with_hooks(model: nn.Module) -> Iterator[None]:
+    """Disable what skips hooks inside this context: torch's fused attention layers, and compiled code."""
+    is_compiled = any(_is_compiled(module) for module in model.modules())
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, and makes nested tensors of padded batches
+    try:
+        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """Check for `torch.compile(module)`, `module.compile()` and `module.forward = torch.compile(module.forward)`."""
+    if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
+        return True
+    return hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer
-from repulsive.diagnostics.hooks.calling import TokenMask, items_in, real_queries
+from repulsive.diagnostics.hooks.calling import TokenMask, items_in, token_masks
 from repulsive.diagnostics.hooks.capture import Capture, Captured, capture
 from repulsive.diagnostics.similarity import Diversity, merged
 
@@ -35,7 +35,7 @@ def measure_batches(
     batches: Iterable[Any],
     layers: Sequence[AttentionLayer],
     *,
-    real: TokenMask = real_queries,
+    real: TokenMask | None = None,
     shown: int = 0,
 ) -> BatchMeasurements:
     """Run a model on all batches and average over them, weighted by the number of tokens that count.
@@ -44,9 +44,10 @@ def measure_batches(
         model: any module with heads; its weights, flags and results do not change.
         batches: inputs of the model, each a tensor, a tuple of arguments or a mapping.
         layers: the result of `find_attention_layers`.
-        real: function that returns which queries of a batch count.
+        real: function that returns which queries of a batch count; None leaves out padding.
         shown: number of items of the first batch whose attention maps are kept.
     """
+    real = real or token_masks(model)[0]
     parts: dict[str, dict[str, list[tuple[Diversity, float]]]] = {"attention": {}, "outputs": {}}
     maps: tuple[dict[str, Tensor], ...] = ()
     notes: dict[str, None] = {}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.hooks.calling import TokenMask, call, evaluating, items_in, real_keys, real_queries
+from repulsive.diagnostics.hooks.calling import TokenMask, call, evaluating, items_in, token_masks
 from repulsive.diagnostics.hooks.qkv_layers import Projection, QKVLayer
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch
 from repulsive.particles.gram import compute_dtype
@@ -65,8 +65,8 @@ def sample_qkv(
     *,
     tokens: int = 2048,
     seed: int = 0,
-    queries: TokenMask = real_queries,
-    keys: TokenMask = real_keys,
+    queries: TokenMask | None = None,
+    keys: TokenMask | None = None,
 ) -> list[QKVSamples]:
     """Run a model on all batches and keep the queries, keys and values of some tokens.
 
@@ -79,12 +79,15 @@ def sample_qkv(
         tokens: maximum number of tokens for each of q, k and v, with an equal share from each batch.
         seed: random seed of the sample.
         queries: called with a batch and "encoder", "decoder" or "cross"; returns which query tokens count, bool [B, T].
+            None leaves out padding.
         keys: like `queries`, for the tokens of keys and values.
     """
     results = [QKVSamples(layer) for layer in layers]
+    own_queries, own_keys = token_masks(model)
+    masks = queries or own_queries, keys or own_keys
     for number, batch in enumerate(batches):
         share = {"tokens": tokens, "batches_left": len(batches) - number, "seed": seed + number}
-        with evaluating(model), recorded_qkv(results, batch, **share, queries=queries, keys=keys):
+        with evaluating(model), recorded_qkv(results, batch, masks, **share):
             call(model, batch)
     check_recorded(results)
     return results
@@ -94,24 +97,22 @@ def sample_qkv(
 def recorded_qkv(
     results: Sequence[QKVSamples],
     batch: Any,
+    masks: tuple[TokenMask, TokenMask],
     *,
     tokens: int,
     batches_left: int = 1,
     seed: int = 0,
-    queries: TokenMask = real_queries,
-    keys: TokenMask = real_keys,
     items: int | None = None,
 ) -> Iterator[None]:
     """Add tokens of the forward pass that runs inside this context to the results, without changing the pass.
 
     Args:
         results: one entry per layer; entries with a problem are skipped.
-        batch: inputs of the pass, as far as `queries` and `keys` read them; they do so when a layer runs.
+        batch: inputs of the pass, as far as `masks` read them; they do so when a layer runs.
+        masks: `queries` and `keys` of `sample_qkv`; see `token_masks`.
         tokens: maximum number of tokens for each of q, k and v, over all batches.
         batches_left: number of passes that share the tokens that are still missing.
         seed: random seed of the sample.
-        queries: as in `sample_qkv`.
-        keys: as in `sample_qkv`.
         items: maximum number of sequences of a batch to sample from, from the first on; None: all.
     """
     sampler = _Sampler(tokens, batches_left, seed)
@@ -120,7 +121,7 @@ def recorded_qkv(
     with ExitStack() as stack:
         for each in results:
             if not each.problem:
-                recorder = _Recorder(each, sampler, batch, queries, keys, first_sequence, items)
+                recorder = _Recorder(each, sampler, batch, masks, first_sequence, items)
                 _hook_layer(stack, recorder)
                 recorders.append(recorder)
         yield
@@ -152,7 +153,7 @@ class _Sampler:
         """Sample at most `share` tokens of [N, M, d]."""
         if len(heads) <= share:
             return heads
-        order = torch.randperm(len(heads), generator=torch.Generator().manual_seed(self.seed))
+        order = torch.randperm(len(heads), generator=torch.Generator().manual_seed(self.seed), device="cpu")
         return heads[order[:share].sort().values.to(heads.device)]
 
 
@@ -164,12 +165,12 @@ class _Recorder:
         result: QKVSamples,
         sampler: _Sampler,
         batch: Any,
-        queries: TokenMask,
-        keys: TokenMask,
+        masks: tuple[TokenMask, TokenMask],
         first_sequence: int = 0,
         items: int | None = None,
     ) -> None:
         self.result, self.sampler, self.batch, self.items = result, sampler, batch, items
+        queries, keys = masks
         self.masks: Mapping[str, TokenMask] = {"q": queries, "k": keys, "v": keys}
         self.first_sequence = first_sequence
         self.numbers: dict[str, list[Tensor]] = {}  # sequence of each token in `blocks`
@@ -203,7 +204,7 @@ class _Recorder:
         items = items_in(self.batch)
         windows = count // items if 0 < items < count and count % items == 0 else 1
         self.result.has_windows |= windows > 1
-        return self.first_sequence + torch.arange(count) // windows
+        return self.first_sequence + torch.arange(count, device="cpu") // windows
 
     def projection_ran(self, part: str, out: object) -> None:
         """Record the result of a projection."""

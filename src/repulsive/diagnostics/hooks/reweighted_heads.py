@@ -55,7 +55,7 @@ def reweighted_logits(
 
 def keep_one(heads: int) -> Tensor:
     """Make M weightings that each keep a single head, float64 [M, M]."""
-    return torch.eye(heads, dtype=torch.float64)
+    return torch.eye(heads, dtype=torch.float64, device="cpu")
 
 
 def leave_one_out(heads: int) -> Tensor:
@@ -65,7 +65,7 @@ def leave_one_out(heads: int) -> Tensor:
         >>> leave_one_out(2).tolist()
         [[0.0, 1.0], [1.0, 0.0]]
     """
-    return 1 - torch.eye(heads, dtype=torch.float64)
+    return 1 - torch.eye(heads, dtype=torch.float64, device="cpu")
 
 
 def remove_in_order(order: Sequence[int]) -> Tensor:
@@ -75,7 +75,7 @@ def remove_in_order(order: Sequence[int]) -> Tensor:
         >>> remove_in_order([1, 0]).tolist()
         [[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
     """
-    weights = torch.ones(len(order) + 1, len(order), dtype=torch.float64)
+    weights = torch.ones(len(order) + 1, len(order), dtype=torch.float64, device="cpu")
     for position, head in enumerate(order):
         weights[position + 1 :, head] = 0
     return weights

@@ -38,7 +38,7 @@ def read_sentences(path: Path | None, sentences: Sequence[str], limit: int) -> l
     """Collect the given sentences and the sentences of a file (one per line); skip blank lines.
 
     Args:
-        path: UTF-8 text file; None: no file.
+        path: UTF-8 text file, with or without a byte order mark; None: no file.
         sentences: further sentences, which come first.
         limit: maximum number of sentences.
 
@@ -48,7 +48,7 @@ def read_sentences(path: Path | None, sentences: Sequence[str], limit: int) -> l
     lines = list(sentences)
     if path is not None:
         try:
-            lines += path.read_text(encoding="utf-8").split("\n")
+            lines += path.read_text(encoding="utf-8-sig").split("\n")
         except UnicodeDecodeError:
             raise DataError(f"cannot read {str(path)!r}: it is not UTF-8 text; save it as UTF-8") from None
         except OSError as error:

@@ -66,7 +66,9 @@ class Preprocessing:
         channels = len(self.mean)
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(self.height, self.width, channels)
         values = pixels.permute(2, 0, 1).double() * self.scale  # [C, H, W]
-        mean, std = (torch.tensor(list(x), dtype=torch.float64).view(-1, 1, 1) for x in (self.mean, self.std))
+        mean, std = (
+            torch.tensor(list(x), dtype=torch.float64, device="cpu").view(-1, 1, 1) for x in (self.mean, self.std)
+        )
         return ((values - mean) / std).float()
 
     def _margin(self, size: int, wanted: int) -> int:

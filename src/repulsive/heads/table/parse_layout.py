@@ -42,7 +42,7 @@ def rows_of(layout: str, features: int, heads: int, kv_heads: int | None = None)
     start = 0
     for words, axes in zip(blocks, sizes, strict=True):
         shape = [dim if word == "dim" else size for word, size in zip(words, axes, strict=True)]
-        grid = torch.arange(start, start + prod(shape)).view(shape)
+        grid = torch.arange(start, start + prod(shape), device="cpu").view(shape)
         start += grid.numel()
         tables |= _rows_by_part(grid, words, heads // kv_heads)
     return tables

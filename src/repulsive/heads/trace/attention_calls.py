@@ -50,8 +50,8 @@ def varlen(args: tuple[Any, ...], record: Record) -> tuple[Tensor, Tensor, Tenso
     k, v = repeat_for_queries(q, k, v)
     record(q, k, v)
     ends_q, ends_k = args[3], args[4] if args[4] is not None else args[3]
-    sequence_q = torch.searchsorted(ends_q, torch.arange(q.shape[1]).to(ends_q), right=True)  # [T]
-    sequence_k = torch.searchsorted(ends_k, torch.arange(k.shape[1]).to(ends_k), right=True)  # [S]
+    sequence_q = torch.searchsorted(ends_q, torch.arange(q.shape[1], device="cpu").to(ends_q), right=True)  # [T]
+    sequence_k = torch.searchsorted(ends_k, torch.arange(k.shape[1], device="cpu").to(ends_k), right=True)  # [S]
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=sequence_q[:, None] == sequence_k[None])
     return out.transpose(0, 1), out.detach().sum(-1), out.new_zeros(2)
 

@@ -201,7 +201,9 @@ def _parts(call: Sequence[RoleGradients]) -> tuple[dict[str, list[_Split]], str]
 
 def _split(key: Key, energy: Tensor, ids: list[int], heads: int) -> _Split | str:
     """Split the rows of one projection into heads; return the reason as a string if they cannot be split."""
-    mine = torch.zeros(max(ids) + 1, energy.shape[1], dtype=energy.dtype).index_add_(0, torch.tensor(ids), energy)
+    mine = torch.zeros(max(ids) + 1, energy.shape[1], dtype=energy.dtype, device="cpu").index_add_(
+        0, torch.tensor(ids, device="cpu"), energy
+    )
     reached = mine > PRESENT * mine.max(1, keepdim=True).values.clamp(min=1e-300)  # [heads, rows]
     if len(reached) == 1:
         if heads > 1:

@@ -45,7 +45,7 @@ def uses_foreign_rows(roles: Sequence[Mapping[Any, Tensor]], all_queries: Mappin
         tables = [_reached(role[key]) for role in roles if key in role]
         touched = torch.stack([_reached(energy), *tables]).any(0)  # [indices, rows]
         for table in tables:
-            ids = torch.tensor(same_head_ids(table))
+            ids = torch.tensor(same_head_ids(table), device="cpu")
             owned = torch.stack([table[ids == n].any(0) for n in range(int(ids.max()) + 1)])  # [heads, rows]
             if len(owned) > 1 and int(owned.sum(0).max()) == 1:  # rows that heads share, such as positions, are fine
                 foreign = owned.any(0) & ~owned[ids] & table.any(1, keepdim=True)  # [indices, rows]
@@ -65,7 +65,7 @@ def bypasses_weights(scores: Sequence[Mapping[Any, Tensor]], output: Mapping[Any
     for role in scores:
         for key in role.keys() & output.keys():
             table = _reached(role[key])
-            ids = torch.tensor(same_head_ids(table))
+            ids = torch.tensor(same_head_ids(table), device="cpu")
             owned = torch.stack([table[ids == n].any(0) for n in range(int(ids.max()) + 1)])  # [heads, rows]
             owned &= owned.sum(0) == 1  # rows that heads share, such as positions, are fine
             heads_used = (_reached(output[key]).unsqueeze(1) & owned).any(2).sum(1)  # [indices]
@@ -112,7 +112,7 @@ def _heads_used(
 ) -> frozenset[int]:
     """Find the heads whose attention weights affect one position of the output."""
     index = tuple(position.get(axis, slice(None)) for axis in range(output.ndim))
-    noise = torch.randn(output[index].shape, generator=torch.Generator().manual_seed(1)).to(output)
+    noise = torch.randn(output[index].shape, generator=torch.Generator().manual_seed(1), device="cpu").to(output)
     (grad,) = torch.autograd.grad(output[index], weights, noise, retain_graph=True, allow_unused=True)
     if grad is None:
         return frozenset()

@@ -114,7 +114,7 @@ def _is_projection(x: Tensor, groups: Sequence[HeadGroup], value: HeadGroup) -> 
     heads, kv_heads = max(group.num_heads for group in groups), value.num_heads
     serves = query.serves if query is not None and query.serves else [i * kv_heads // heads for i in range(heads)]
     slices, part = x.unflatten(-1, (heads, -1)), value.slices[0]
-    noise = torch.randn(slices.shape, generator=torch.Generator().manual_seed(1)).to(slices)
+    noise = torch.randn(slices.shape, generator=torch.Generator().manual_seed(1), device="cpu").to(slices)
     for head in range(heads):
         (grad,) = torch.autograd.grad(
             slices[..., head, :], [part.parameter()], noise[..., head, :], retain_graph=True, allow_unused=True

@@ -52,7 +52,7 @@ class ParameterIndex:
                 start = (weight.storage_offset() - parameter.storage_offset()) // max(stride, 1)
                 start %= parameter.shape[along]
                 if start + size <= parameter.shape[along]:
-                    return WeightRows(parameter, name, along, torch.arange(start, start + size))
+                    return WeightRows(parameter, name, along, torch.arange(start, start + size, device="cpu"))
         return None
 
 

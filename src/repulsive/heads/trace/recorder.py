@@ -234,7 +234,7 @@ class Recorder(TorchFunctionMode):
             # Zeros (a new adapter, a token that starts at zero) would zero the gradient of the other operand of q k^T.
             is_zero = ~leaf.any(feature_axis, keepdim=True)
             if is_zero.any():
-                noise = torch.randn(leaf.shape, generator=torch.Generator().manual_seed(0)).to(leaf)
+                noise = torch.randn(leaf.shape, generator=torch.Generator().manual_seed(0), device="cpu").to(leaf)
                 leaf = torch.where(is_zero, noise, leaf)
         leaf.requires_grad_()
         self.leaves[id(leaf)] = Leaf(leaf, *source, feature_axis, inner)
@@ -266,7 +266,7 @@ def _with_random_values(argument: Any) -> Any:
     """Replace a parameter by random values of its shape; return anything else unchanged."""
     if not isinstance(argument, nn.Parameter):
         return argument
-    return torch.randn(argument.shape, generator=torch.Generator().manual_seed(2)).to(argument)
+    return torch.randn(argument.shape, generator=torch.Generator().manual_seed(2), device="cpu").to(argument)
 
 
 def undispatched(func: types.FunctionType) -> Callable[..., Any]:

@@ -168,7 +168,7 @@ def _verdict(
     energy = torch.cat([role.energy[key] for role in gradients])  # a layer may be called several times, or a call split
     energy = energy[energy.sum(1) > 0]  # [indices, rows of the parameter]; masked samples reach no row
     reached = energy > PRESENT * energy.max(1, keepdim=True).values
-    claimed = torch.zeros(energy.shape[1], dtype=torch.bool)
+    claimed = torch.zeros(energy.shape[1], dtype=torch.bool, device="cpu")
     claimed[s.rows.flatten().cpu()] = True
     shared = reached.all(0) & ~claimed if s.num_heads > 1 else torch.zeros_like(claimed)
     total = energy[:, ~shared].sum(1)  # [indices]

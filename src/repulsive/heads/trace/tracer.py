@@ -263,7 +263,9 @@ def _per_feature(grad: Tensor, leaf: Leaf) -> Tensor:
 
 
 def _zero_energy(leaves: list[Leaf]) -> dict[Key, Tensor]:
-    return {(x.name, x.axis): torch.zeros(x.parameter.shape[x.axis], dtype=torch.float64) for x in leaves}  # [rows]
+    return {
+        (x.name, x.axis): torch.zeros(x.parameter.shape[x.axis], dtype=torch.float64, device="cpu") for x in leaves
+    }  # [rows]
 
 
 def _only(noise: Tensor, axes: Sequence[int], index: Sequence[int]) -> Tensor:
@@ -284,9 +286,9 @@ def _fullest_row(attended: Tensor, heads: list[int], index: tuple[int, ...], axe
     for axis, i in fixed.items():
         view = view.narrow(axis, i, 1)
     flat = int(view.flatten().argmax())
-    place = torch.unravel_index(torch.tensor(flat), view.shape)
+    place = torch.unravel_index(torch.tensor(flat, device="cpu"), view.shape)
     return {axis: fixed.get(axis, int(place[axis])) for axis in sorted([*fixed, *free])}
 
 
 def _noise(tensor: Tensor) -> Tensor:
-    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1)).to(tensor)
+    return torch.randn(tensor.shape, generator=torch.Generator().manual_seed(1), device="cpu").to(tensor)

@@ -33,7 +33,7 @@ def read(path: Path, built_in: Callable[[str], Tables] | None = None, _children:
     if here in _children:
         raise ConfigError(f"{path}: extends itself, through {', '.join(p.name for p in _children)}")
     try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
+        tables = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors write a byte order mark
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:  # invalid TOML or UTF-8, a number too long, brackets nested too deep

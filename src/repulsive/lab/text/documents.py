@@ -95,6 +95,7 @@ def _texts(file: IO[bytes], name: str, bad: BadLines, unpacked: Unpacked, depth:
 
 
 def _document(raw: bytes, name: str, bad: BadLines) -> Document:
+    raw = raw.removeprefix(b"\xef\xbb\xbf")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -81,9 +81,10 @@ class SliceTable:
             [*row.strides, row.inner, row.size, *row.elements, index, noise.stream(seed, f"{groups[index].name}/{k}")]
             for row, (index, k, _) in zip(rows, runs, strict=True)
         ]
-        self.rows = torch.tensor(static).to(self.device)  # [slices, COLUMNS]
+        self.rows = torch.tensor(static, device="cpu").to(self.device)  # [slices, COLUMNS]
         counts = [0, *(len(group.runs()) for group in groups)]
-        self.starts = torch.tensor(counts).cumsum(0, dtype=torch.int32).to(self.device)  # first slice of each group
+        starts = torch.tensor(counts, device="cpu").cumsum(0, dtype=torch.int32)
+        self.starts = starts.to(self.device)  # first slice of each group
         self.flat = all(row.flat for row in rows)
         # 16 columns that follow each other, from a multiple of 16 on, are adjacent in memory.
         self.chunked = all(row.strides[2] == 1 and (row.inner | row.strides[1]) % 16 == 0 for row in rows)

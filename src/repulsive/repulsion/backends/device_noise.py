@@ -32,12 +32,13 @@ class DeviceNoise:
         self.steps = torch.full((1,), -1, dtype=torch.int64, device=device)
         self._step = -1
         self.sigmas = DeviceNumbers(slices, device)
-        self.scaled_sigmas = torch.zeros(slices, device=device)  # for a rule that scales its noise by gradients
+        # For a rule that scales its noise by gradients.
+        self.scaled_sigmas = torch.zeros(slices, dtype=torch.float32, device=device)
         by_size: dict[int, list[int]] = {}
         for index, group in enumerate(groups):
             by_size.setdefault(group.dim, []).append(index)
         self._same_size = list(by_size.values())  # for each size, indices of the groups of that size
-        positions = torch.tensor([index for indices in self._same_size for index in indices]).argsort()
+        positions = torch.tensor([index for indices in self._same_size for index in indices], device="cpu").argsort()
         self._position_of = positions[self.table.group_of].to(device)  # position of each slice's group in `_same_size`
         self._noise_source: _NoiseSource | None = None  # what the sigmas on the device were computed from
         self._has_noise = False

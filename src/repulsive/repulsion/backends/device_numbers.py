@@ -11,7 +11,7 @@ class DeviceNumbers:
     """A few numbers on the device, sent only when they change."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.tensor = torch.zeros(size, device=device)
+        self.tensor = torch.zeros(size, dtype=torch.float32, device=device)
         self._views = self.tensor.unbind()
         self._values = [0.0] * size
 
@@ -25,5 +25,5 @@ class DeviceNumbers:
         elif len(set(values)) == 1:
             self.tensor.fill_(values[0])
         else:
-            send(torch.tensor(values), self.tensor)
+            send(torch.tensor(values, dtype=torch.float32, device="cpu"), self.tensor)
         self._values = values

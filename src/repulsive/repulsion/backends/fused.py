@@ -74,14 +74,14 @@ class FusedUpdate:
             for is_noisy in (False, True)
         }
         # Partial products of the weights and of the gradients.
-        self.products = torch.empty(2, slices, self.splits, heads, heads, device=device)
-        self.to_mean = torch.empty(2, slices, self.splits, heads, device=device)
-        self.mean2 = torch.empty(2, slices, self.splits, device=device)
+        self.products = torch.empty(2, slices, self.splits, heads, heads, dtype=torch.float32, device=device)
+        self.to_mean = torch.empty(2, slices, self.splits, heads, dtype=torch.float32, device=device)
+        self.mean2 = torch.empty(2, slices, self.splits, dtype=torch.float32, device=device)
         self.sums = PartialSums(self.products, self.to_mean, self.mean2, self.table.starts)  # read by `_solve`
         self.shards: Tensor | None = None  # where the slices lie in whole weights; see `combine_kernel`
-        self.drive, self.force = torch.empty(2, len(groups), heads, heads, device=device)
-        self.row_sums = torch.empty(len(groups), heads, device=device)
-        self.scale = torch.ones(1, device=device)
+        self.drive, self.force = torch.empty(2, len(groups), heads, heads, dtype=torch.float32, device=device)
+        self.row_sums = torch.empty(len(groups), heads, dtype=torch.float32, device=device)
+        self.scale = torch.ones(1, dtype=torch.float32, device=device)
         self._measures = torch.zeros(len(groups), MEASURES, dtype=torch.float64, device=device)
         self.noise = DeviceNoise(self.table, groups)
         self._settings = DeviceNumbers(8, device)  # settings of the rule, which a schedule may change at any step

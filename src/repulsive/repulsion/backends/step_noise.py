@@ -99,7 +99,7 @@ class FusedStepNoise:
             )
         aligned = table.divides_by_16 and all(address % 16 == 0 for row in rows for address in row[:3])
         self._form = Form(state.respond, dtype, buffers is not None, aligned)
-        send(torch.tensor(rows), self._pointers)
+        send(torch.tensor(rows, device="cpu"), self._pointers)
         return True
 
     def _set_numbers(self, scale: float, optimizer: Optimizer, step: int) -> bool:
@@ -123,7 +123,7 @@ class FusedStepNoise:
             for index in changed:
                 self._columns[index].fill_(columns[index][0])
         else:
-            send(torch.tensor([*zip(*columns, strict=True)], dtype=torch.float64), self._numbers)
+            send(torch.tensor([*zip(*columns, strict=True)], dtype=torch.float64, device="cpu"), self._numbers)
         self._sent, self._source = columns, source
         return True
 

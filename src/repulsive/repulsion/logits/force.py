@@ -190,7 +190,7 @@ def _nonzero(products: Tensor) -> Tensor:
     if products.device.type != "cpu":
         return products
     is_zero = (products == 0).all(-1).all(-1)[..., None, None]
-    return torch.where(is_zero, torch.eye(products.shape[-1], dtype=products.dtype), products)
+    return torch.where(is_zero, torch.eye(products.shape[-1], dtype=products.dtype, device="cpu"), products)
 
 
 def _stack(tensors: list[Tensor]) -> Tensor:

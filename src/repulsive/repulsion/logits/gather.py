@@ -64,7 +64,8 @@ def _norm(projection: Projection, own: Sample | None) -> NormFormula | None:
         return None if own is None else own.norm
     parameter = projection.targets[0].slice.parameter()
     shape = (8, projection.group.num_heads, projection.width)
-    tokens = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(parameter)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu").to(parameter)
     return formula_of(projection.norm, tokens, projection.group.name)
 
 

@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import RuleError
 from repulsive.heads.after_projection import projects_positions
-from repulsive.heads.module_paths import unwrap
+from repulsive.heads.module_paths import is_encoder_decoder, unwrap
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.operators import like_compact, register
 from repulsive.repulsion.logits.padding import (
@@ -313,18 +313,19 @@ class Sampler:
         The compiler reads `wanted`, too, and so compiles a model twice: calls of operators take time even if they do
         nothing, which a model that waits for the host would feel in every step. Layers that are compiled one by one
         check `wanted` at run time: they need one graph each already, and torch compiles a function eight times.
+
+        Tensors inside a transform of `torch.func`, such as `grad` or `vmap`, have no values that could be kept.
         """
+        is_training = module.training and torch.is_grad_enabled()
         if torch.compiler.is_compiling():
-            is_wanted = self._is_eager or self.wanted  # in this order: what is read makes torch compile again
-        else:
-            is_wanted = self.wanted or is_capturing()
-        return module.training and torch.is_grad_enabled() and is_wanted
+            return is_training and (self._is_eager or self.wanted)  # what is read here makes torch compile again
+        is_wanted = self.wanted or is_capturing()
+        return is_training and is_wanted and not torch._C._are_functorch_transforms_active()
 
 
 def _has_source(model: nn.Module, layers: Sequence[CircuitLayer]) -> bool:
     """Check whether a model has an encoder and a decoder, so that `attention_mask` refers to the encoder's tokens."""
-    is_encoder_decoder = getattr(getattr(unwrap(model), "config", None), "is_encoder_decoder", False)
-    return bool(is_encoder_decoder) or any(layer.where == "cross" for layer in layers)
+    return is_encoder_decoder(model) or any(layer.where == "cross" for layer in layers)
 
 
 def _role(part: str) -> str:

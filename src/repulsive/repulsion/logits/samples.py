@@ -84,7 +84,7 @@ class _Source:
     def of(cls, projection: Projection) -> _Source:
         rows = projection.rows.flatten()
         first, count = int(rows[0]), len(rows)
-        is_contiguous = torch.equal(rows, torch.arange(first, first + count))
+        is_contiguous = torch.equal(rows, torch.arange(first, first + count, device="cpu"))
         columns = slice(first, first + count) if is_contiguous else rows
         modules = [target.slice.module for target in projection.targets if not target.is_bias]
         adapters = modules if modules[0] is not projection.output else []

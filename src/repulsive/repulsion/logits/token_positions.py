@@ -53,8 +53,10 @@ def choose(
         offsets = (torch.arange(count, device=device) + 0.5).expand(rows, count)
     else:
         generator = torch.Generator().manual_seed(counters.key(seed, step, "tokens") % 2**62)
-        chosen = (torch.arange(rows) + torch.rand(rows, generator=generator)) * (batch / rows)
-        offsets = torch.arange(count) + torch.rand(rows, count, generator=generator)  # [S, n], in units of length / n
+        shift = torch.rand(rows, generator=generator, dtype=torch.float32, device="cpu")
+        chosen = (torch.arange(rows, device="cpu") + shift) * (batch / rows)
+        shifts = torch.rand(rows, count, generator=generator, dtype=torch.float32, device="cpu")
+        offsets = torch.arange(count, device="cpu") + shifts  # [S, n], in units of length / n
     chosen = chosen.long().clamp(max=batch - 1)
     sequences = torch.arange(rows, device=device).repeat_interleave(count)
     if valid is None:
@@ -62,7 +64,11 @@ def choose(
         index = (chosen[:, None] * length + positions).flatten()
         # A blocking copy would wait for all work of the GPU. From memory that is not pinned, this one is safe, too.
         return Positions(
-            index.to(device, non_blocking=True), torch.ones(rows * count, device=device), sequences, rows, True
+            index.to(device, non_blocking=True),
+            torch.ones(rows * count, dtype=torch.float32, device=device),
+            sequences,
+            rows,
+            True,
         )
     chosen, offsets = chosen.to(device, non_blocking=True), offsets.to(device, non_blocking=True)
     real = valid[chosen]  # [S, T]

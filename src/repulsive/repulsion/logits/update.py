@@ -149,7 +149,9 @@ class LogitRepulsion:
         """Compute |drive| of every layer: the norm of its heads' gradients after scaling, without repulsion."""
         norms = self._norms()
         if self._layer_shares is None or self._layer_shares.device != norms.device:
-            self._layer_shares = torch.tensor([self.share(layer) for layer in self.layers]).to(norms)
+            self._layer_shares = torch.tensor(
+                [self.share(layer) for layer in self.layers], dtype=torch.float32, device="cpu"
+            ).to(norms)
         shares = self._layer_shares
         return shares * norms if scale is None else shares * norms / scale.to(norms)
 
@@ -165,9 +167,9 @@ class LogitRepulsion:
             self._warned = True
             warnings.warn(
                 "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. Run the "
-                "model in training mode (model.train()) with gradients; if it was compiled and run before repel, "
-                "compile it again after torch.compiler.reset(); to capture a compiled model into a CUDA graph, choose "
-                "every=1",
+                "model in training mode (model.train()), with gradients and outside of torch.func; if it was compiled "
+                "and run before repel, compile it again after torch.compiler.reset(); to capture a compiled model into "
+                "a CUDA graph, choose every=1",
                 NoTokensWarning,
                 stacklevel=9,
             )

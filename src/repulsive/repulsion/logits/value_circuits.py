@@ -174,7 +174,7 @@ def _outputs(groups: Sequence[HeadGroup], projection: tuple[str, nn.Module] | No
             f"{value.name}: circuits='qk+ov' found no output projection for {heads} heads of {width} features; {remedy}"
         )
     axis = 0 if is_conv1d(module) else 1
-    rows = torch.arange(heads * width).view(heads, width)
+    rows = torch.arange(heads * width, device="cpu").view(heads, width)
     part = HeadSlice(module, "weight", f"{path}.weight", rows, axis)
     refuse_tensor_parallel(part)
     title = ".".join(filter(None, (module_of(value), "o")))

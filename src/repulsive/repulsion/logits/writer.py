@@ -250,8 +250,8 @@ class GradientNorms:
                 rows.append(grad if is_whole else part.take(grad))
                 owners.append(number)
         if not rows:
-            return torch.zeros(len(self._layers))
+            return torch.zeros(len(self._layers), dtype=torch.float32, device="cpu")
         squares = torch.stack(torch._foreach_norm(rows)).float().square()
         if self._index is None or self._index[0] != owners or self._index[1].device != squares.device:
-            self._index = owners, torch.tensor(owners).to(squares.device)
+            self._index = owners, torch.tensor(owners, device="cpu").to(squares.device)
         return squares.new_zeros(len(self._layers)).index_add_(0, self._index[1], squares).sqrt()

@@ -85,7 +85,7 @@ class KeptGradients:
             local = weight.stored("grad")
             shape = [1] * local.ndim
             shape[weight.part.axis] = local.shape[weight.part.axis]
-            factor = torch.ones(shape, device=local.device)  # float32, also for weights in half precision
+            factor = torch.ones(shape, dtype=torch.float32, device=local.device)  # also for weights in half precision
             for rows in members:
                 assert rows.positions is not None
                 factor.index_fill_(weight.part.axis, rows.positions, by_heads[self._heads[rows.group]])

@@ -52,6 +52,7 @@ def test_batches_and_line_ends_change_nothing(translate):
     assert translate("--batch", "2", text="\r\n".join(LINES))[1] == whole  # no end to the last line
     assert translate(text="")[1] == "" and translate(text="\n\n")[1] == "\n\n"
     assert translate(where="run/seed-0")[1] == whole
+    assert translate(text="\ufeff" + TEXT)[1] == whole
 
 
 def test_the_best_and_the_next(translate):
