@@ -23,10 +23,10 @@ MEASURED = {  # column -> metric of a curve
     "cost of a head": "loss_of_a_head",
 }
 LEAD = """Width 256, 3 + 3 layers, 4 heads, packed batches of 4,096 tokens, AdamW, a rate that falls to zero. Every arm
-has its own learning rate, the best of four on the development set (one seed; for decay on Multi30k it is the highest); then other
-seeds, and the test set. *logits* is the rule "logits" (in the first 500 steps), *attraction* the same with the opposite
-sign, *decay* plain training with a weight decay of 0.3 instead of 1e-4. Differences are from plain training with the
-same seed, with 95 % intervals over seeds.
+has its own learning rate, the best of four on the development set (one seed; for decay on Multi30k it is the highest);
+then other seeds, and the test set. *logits* is the rule "logits" (in the first 500 steps), *attraction* the same with
+the opposite sign, *decay* plain training with a weight decay of 0.3 instead of 1e-4. Differences are from plain
+training with the same seed, with 95 % intervals over seeds.
 """
 HEADS = """Means over seeds at the end of an epoch. *Similarity* is the mean cosine between the logits of two heads of a
 layer, *entropy* and *largest logit* are those of an average head on the same 16 sentences. A head is *redundant* if its
