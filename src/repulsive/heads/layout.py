@@ -77,6 +77,21 @@ class HeadSlice:
         features = self.parameter().shape[self.axis]
         return self.axis == 0 and self._strides == (0, self.rows.shape[1], 1) and self.rows.numel() == features
 
+    @property
+    def feature_axis(self) -> int | None:
+        """The axis of a weight in einsum notation that counts the features of a head: the last of the other two axes.
+
+        None for any other weight, in which one axis counts the features of all heads.
+        """
+        if self.rows.shape[1] != 1 or self.parameter().ndim != 3 or isinstance(self.module, nn.modules.conv._ConvNd):
+            return None
+        return 1 if self.axis == 2 else 2
+
+    @property
+    def width(self) -> int:
+        """Number of output features per head."""
+        return self.rows.shape[1] if self.feature_axis is None else self.parameter().shape[self.feature_axis]
+
     def parameter(self) -> Tensor:
         """Look up the current parameter on its module.
 
@@ -190,7 +205,7 @@ class HeadGroup:
     @property
     def head_dim(self) -> int:
         """Number of output features per head, d_head."""
-        return self.slices[0].rows.shape[1]
+        return self.slices[0].width
 
     @property
     def dim(self) -> int:

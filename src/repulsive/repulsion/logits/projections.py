@@ -14,12 +14,10 @@ from repulsive.heads.after_projection import added_bias, clip_limit, norm_betwee
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, module_of, unwrap
 from repulsive.heads.sharded_tensors import is_sharded
+from repulsive.heads.token_order import is_time_first
 
 # Weights of an `nn.MultiheadAttention` with kdim or vdim, in the order of their shares of `in_proj_bias`.
 _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-
-# Files of attention classes whose inputs are [T, B, D].
-_TIME_FIRST = ("transformers.models.fsmt.modeling_fsmt",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,7 +221,7 @@ def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: d
             "layer with match=..., or choose space='sphere'"
         )
     added = added_bias(attention, group)
-    changes = added, norm_between(attention, group.part), clip_limit(attention), _is_time_first(attention)
+    changes = added, norm_between(attention, group.part), clip_limit(attention), is_time_first(attention)
     more = (Target(added, is_bias=True),) if added is not None and added.parameter().requires_grad else ()
     adapted = _adapted(part, modules)
     if adapted is not None:
@@ -238,12 +236,6 @@ def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: d
         )
     targets = (Target(part), *_bias(part), *more)
     return Projection(group, part.module, targets, width, *changes)
-
-
-def _is_time_first(attention: nn.Module) -> bool:
-    if isinstance(attention, nn.MultiheadAttention):
-        return not attention.batch_first
-    return type(attention).__module__ in _TIME_FIRST
 
 
 def _bias(part: HeadSlice) -> list[Target]:

@@ -1,0 +1,251 @@
+"""Intercept products of activations with weights that are bare parameters [heads, features, ...]."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from repulsive.heads.products.reshaped_weights import elements_of, note_reshape, parameter_of
+
+_MATMUL = ("matmul", "__matmul__", "mm", "bmm")
+_MULTIPLY = ("mul", "multiply", "__mul__")
+
+Labels = tuple[Hashable, ...]  # one label for each axis of a tensor; axes of the same label belong together
+
+
+@dataclass(frozen=True, eq=False)
+class WeightProduct:
+    """A product of a weight with another tensor.
+
+    Args:
+        parameter: the weight.
+        weight: the form of the parameter that the product uses.
+        other: the other operand.
+        weight_labels: a label for each axis of `weight`.
+        other_labels: a label for each axis of `other`.
+        out_labels: a label for each axis of the result.
+        has_bias: whether the call also adds a bias.
+    """
+
+    parameter: Tensor
+    weight: Tensor
+    other: Tensor
+    weight_labels: Labels
+    other_labels: Labels
+    out_labels: Labels
+    has_bias: bool = False
+
+    def heads_in(self, axis: int) -> Tensor | None:
+        """Arrange the other operand as head outputs [..., M, d]; None if it does not hold them.
+
+        Args:
+            axis: the parameter's axis that counts heads; the next axis counts the features of a head.
+        """
+        return self._arrange(self.other, self.other_labels, axis, axis + 1)
+
+    def with_heads(self, axis: int, heads: Tensor) -> Tensor:
+        """Arrange head outputs [..., M, d] as the other operand: the inverse of `heads_in`."""
+        labels, order = self._order(axis, axis + 1)
+        sizes = {label: self.other.shape[i] for i, label in enumerate(self.other_labels)}
+        flat = heads.flatten(-2)[..., order.to(heads.device)]
+        shaped = flat.unflatten(-1, [sizes[label] for label in labels])
+        arranged = (*(label for label in self.other_labels if label not in labels), *labels)
+        return shaped.permute([arranged.index(label) for label in self.other_labels])
+
+    def heads_out(self, result: Tensor, axis: int, features: int) -> Tensor | None:
+        """Arrange the result of the product as projected tokens [..., M, d]; None if it does not hold them.
+
+        Args:
+            result: the result.
+            axis: the parameter's axis that counts heads.
+            features: the parameter's axis that counts the features of a head.
+        """
+        return self._arrange(result, self.out_labels, axis, features)
+
+    def _arrange(self, tensor: Tensor, tensor_labels: Labels, axis: int, features: int) -> Tensor | None:
+        labels, order = self._order(axis, features)
+        sizes = dict(zip(self.weight_labels, self.weight.shape, strict=True))
+        for label in labels:
+            if label not in tensor_labels or tensor.shape[tensor_labels.index(label)] != sizes[label]:
+                return None
+        others = [i for i, label in enumerate(tensor_labels) if label not in labels]
+        arranged = tensor.permute(*others, *(tensor_labels.index(label) for label in labels))
+        flat = arranged.flatten(len(others))
+        heads, width = self.parameter.shape[axis], self.parameter.shape[features]
+        if flat.shape[-1] != heads * width:
+            return None
+        return flat[..., order.argsort().to(flat.device)].unflatten(-1, (heads, width))
+
+    def _order(self, axis: int, features: int) -> tuple[Labels, Tensor]:
+        """Find the labels of the axes that count heads or features, and the number of the feature at each place.
+
+        Returns:
+            The labels, and for each place along their axes (flattened) the number i d + j of feature j of head i.
+        """
+        places = torch.unravel_index(elements_of(self.weight), self.parameter.shape)
+        numbers = places[axis] * self.parameter.shape[features] + places[features]
+        varies = [numbers.shape[i] > 1 and bool((numbers.diff(dim=i) != 0).any()) for i in range(numbers.ndim)]
+        first = numbers[tuple(slice(None) if each else 0 for each in varies)]
+        return tuple(label for label, each in zip(self.weight_labels, varies, strict=True) if each), first.flatten()
+
+
+# Called with a product before it is computed; returns the new other operand, or None for no change.
+Before = Callable[[WeightProduct], Tensor | None]
+# Called with a product and its result.
+After = Callable[[WeightProduct, Tensor], None]
+
+
+class _Products(TorchFunctionMode):
+    """Torch function mode that intercepts the products of some parameters of a module."""
+
+    def __init__(self, module: nn.Module, before: Mapping[str, Before], after: Mapping[str, After]) -> None:
+        super().__init__()
+        self._module, self._before, self._after = module, before, after
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name, product = _product(getattr(func, "__name__", ""), args, kwargs, self._name_of)
+        new = self._before[name](product) if product is not None and name in self._before else None
+        if product is not None and new is not None:
+            if _contains((args, kwargs), product.other):
+                args, kwargs = _replaced(args, product.other, new), _replaced(kwargs, product.other, new)
+            else:  # a product of several operands, of which all but the weight are multiplied already
+                func, args, kwargs = torch.einsum, (_equation(product), new, product.weight), {}
+        result = func(*args, **kwargs)
+        note_reshape(func, args, kwargs, result)
+        if product is not None and name in self._after:
+            self._after[name](product, result)
+        return result
+
+    def _name_of(self, tensor: Tensor) -> str:
+        """Return the name of a watched parameter; "" for any other tensor. Wrappers may replace parameters."""
+        names = (*self._before, *self._after)
+        return next((name for name in names if self._module._parameters.get(name) is tensor), "")
+
+
+def intercept_products(
+    stack: ExitStack,
+    module: nn.Module,
+    before: Mapping[str, Before] | None = None,
+    after: Mapping[str, After] | None = None,
+) -> None:
+    """Intercept products of a module's own parameters whenever the module runs, until the stack closes.
+
+    Args:
+        stack: removes the hooks when it closes.
+        module: the module that owns the parameters and multiplies with them.
+        before: parameter name -> what to do before a product with it.
+        after: parameter name -> what to do after a product with it.
+    """
+    running: list[_Products] = []
+
+    def enter(_module: nn.Module, _args: object) -> None:
+        mode = _Products(module, before or {}, after or {})
+        mode.__enter__()
+        running.append(mode)
+
+    def leave(*_: object) -> None:
+        if running:
+            running.pop().__exit__(None, None, None)
+
+    def leave_all() -> None:  # an interrupt does not call forward hooks
+        while running:
+            leave()
+
+    stack.callback(leave_all)
+    stack.callback(module.register_forward_pre_hook(enter).remove)
+    # First among the hooks, so that nested contexts leave in the opposite order; also after an exception.
+    stack.callback(module.register_forward_hook(leave, prepend=True, always_call=True).remove)
+
+
+def _product(
+    function: str, args: tuple[Any, ...], kwargs: dict[str, Any], name_of: Callable[[Tensor], str]
+) -> tuple[str, WeightProduct | None]:
+    """Recognise a product with a watched parameter: its name and the product; "" and None for any other call."""
+    if not (function in ("linear", "addmm", "einsum") or function in _MATMUL or function in _MULTIPLY):
+        return "", None
+    operands = _operands(function, args, kwargs)
+    names = ["" if (p := parameter_of(tensor)) is None else name_of(p) for tensor in operands]
+    labelled = _labels(function, args, operands) if any(names) else None
+    if labelled is None:
+        return "", None
+    labels, out = labelled
+    i = next(j for j, name in enumerate(names) if name)
+    parameter = parameter_of(operands[i])
+    assert parameter is not None
+    bias = args[2] if function == "linear" and len(args) > 2 else kwargs.get("bias")
+    has_bias = function == "addmm" or (function == "linear" and bias is not None)
+    others = [j for j in range(len(operands)) if j != i]
+    if len(others) == 1:
+        other, other_labels = operands[others[0]], labels[others[0]]
+    else:
+        kept = dict.fromkeys(letter for j in others for letter in labels[j] if letter in out or letter in labels[i])
+        other_labels = tuple(kept)
+        terms = ",".join("".join(map(str, labels[j])) for j in others)
+        other = torch.einsum(f"{terms}->{''.join(map(str, kept))}", *(operands[j] for j in others))
+    return names[i], WeightProduct(parameter, operands[i], other, labels[i], other_labels, out, has_bias)
+
+
+def _operands(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """List the tensors that a call multiplies."""
+    values = [*args, *(value for key, value in kwargs.items() if key not in ("bias", "out"))]
+    if function == "einsum":
+        values = list(values[1]) if len(values) == 2 and isinstance(values[1], list | tuple) else values[1:]
+    elif function == "addmm":
+        values = values[1:3]
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return tensors if function == "einsum" else tensors[:2]
+
+
+def _labels(function: str, args: tuple[Any, ...], operands: Sequence[Tensor]) -> tuple[list[Labels], Labels] | None:
+    """Label the axes of all operands and of the result; None if the call is not understood."""
+    if function == "einsum":
+        equation = args[0].replace(" ", "") if isinstance(args[0], str) else ""
+        if "->" not in equation or "." in equation:
+            return None
+        inputs, out = equation.split("->")
+        terms: list[Labels] = [tuple(term) for term in inputs.split(",")]
+        is_complete = [len(term) for term in terms] == [tensor.ndim for tensor in operands]
+        return (terms, tuple(out)) if is_complete and all(len(set(term)) == len(term) for term in terms) else None
+    if len(operands) != 2:
+        return None
+    left, right = (tensor.ndim for tensor in operands)
+    if function == "linear":
+        batch = tuple(range(left - 1))
+        return [(*batch, "in"), ("out", "in")], (*batch, "out")
+    size = max(left, right)
+    if function in _MULTIPLY:
+        return [tuple(range(size - n, size)) for n in (left, right)], tuple(range(size))
+    if min(left, right) < 2:
+        return None
+    first, second = (tuple(range(size - n, size - 2)) for n in (left, right))
+    return [(*first, "row", "sum"), (*second, "sum", "column")], (*range(size - 2), "row", "column")
+
+
+def _equation(product: WeightProduct) -> str:
+    other, weight, out = (
+        "".join(map(str, labels)) for labels in (product.other_labels, product.weight_labels, product.out_labels)
+    )
+    return f"{other},{weight}->{out}"
+
+
+def _contains(values: Any, tensor: Tensor) -> bool:
+    if isinstance(values, dict | list | tuple):
+        return any(_contains(value, tensor) for value in (values.values() if isinstance(values, dict) else values))
+    return values is tensor
+
+
+def _replaced(values: Any, old: Tensor, new: Tensor) -> Any:
+    if isinstance(values, dict):
+        return {key: _replaced(value, old, new) for key, value in values.items()}
+    if isinstance(values, list | tuple):
+        return type(values)(_replaced(value, old, new) for value in values)
+    return new if values is old else values

@@ -1,0 +1,67 @@
+"""Attention in einsum notation: weights are bare parameters with one axis for heads and one for features."""
+
+import torch
+from torch import nn
+
+M, E, D = 4, 24, 6  # heads, width of the model, width of a head
+
+
+class Lens(nn.Module):
+    """The structure of TransformerLens: W_Q [M, E, d] and W_O [M, d, E], with biases for each head.
+
+    Args:
+        way: how products are computed: "einsum"; "linear" with reshaped copies of the weights; "result", which
+            multiplies element by element; or "joined", one einsum for attention weights, values and output weight.
+    """
+
+    def __init__(self, way="einsum", dtype=torch.float64):
+        super().__init__()
+        self.way, generator = way, torch.Generator().manual_seed(0)
+
+        def weight(*shape):
+            return nn.Parameter(torch.randn(*shape, generator=generator, dtype=dtype) / 3)
+
+        self.W_Q, self.W_K, self.W_V = (weight(M, E, D) for _ in range(3))
+        self.b_Q, self.b_K, self.b_V = (weight(M, D) for _ in range(3))
+        self.W_O, self.b_O = weight(M, D, E), weight(E)
+
+    def project(self, x, weight, bias):
+        if self.way == "linear":
+            flat = weight.permute(0, 2, 1).reshape(M * D, E)
+            return nn.functional.linear(x, flat, bias.flatten()).unflatten(-1, (M, D))
+        return torch.einsum("bte,med->btmd", x, weight) + bias
+
+    def forward(self, x):
+        q, k, v = (
+            self.project(x, weight, bias)
+            for weight, bias in ((self.W_Q, self.b_Q), (self.W_K, self.b_K), (self.W_V, self.b_V))
+        )  # [B, T, M, d]
+        weights = torch.einsum("btmd,bsmd->bmts", q, k).softmax(-1)
+        if self.way == "joined":
+            return torch.einsum("bmts,bsmd,mde->bte", weights, v, self.W_O) + self.b_O
+        z = torch.einsum("bmts,bsmd->btmd", weights, v)
+        if self.way == "linear":
+            out = self.W_O.permute(2, 0, 1).reshape(E, M * D).contiguous()
+            return nn.functional.linear(z.flatten(2), out, self.b_O)
+        if self.way == "result":
+            return (z.unsqueeze(-1) * self.W_O).sum(-2).sum(-2) + self.b_O
+        return torch.einsum("btmd,mde->bte", z, self.W_O) + self.b_O
+
+
+class Stack(nn.Module):
+    """Two residual layers of attention in einsum notation."""
+
+    def __init__(self, way="einsum", dtype=torch.float64):
+        super().__init__()
+        self.layers = nn.ModuleList([Lens(way, dtype), Lens(way, dtype)])
+        with torch.no_grad():
+            self.layers[1].W_V.mul_(-0.7)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+WAYS = ("einsum", "linear", "result", "joined")
+X = torch.randn(2, 5, E, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
