@@ -1,5 +1,6 @@
 """Attention in einsum notation: weights are bare parameters with one axis for heads and one for features."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -65,3 +66,29 @@ class Stack(nn.Module):
 
 WAYS = ("einsum", "linear", "result", "joined")
 X = torch.randn(2, 5, E, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+TOKENS = torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(0))
+
+
+def xlnet():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.XLNetConfig(vocab_size=40, d_model=24, n_layer=2, n_head=4, d_inner=32, dropout=0.0)
+    model = transformers.XLNetModel(config).double()
+    for parameter in model.parameters():  # wider weights than at initialisation: heads differ clearly
+        if parameter.ndim == 3:
+            nn.init.normal_(parameter, std=0.4)
+    return model
+
+
+def hooked(**more):
+    lens = pytest.importorskip("transformer_lens")
+    if not hasattr(lens, "HookedTransformerConfig"):
+        pytest.skip("this version has no HookedTransformer")
+    config = lens.HookedTransformerConfig(
+        n_layers=2, d_model=24, n_ctx=16, d_head=6, n_heads=4, d_vocab=40, d_mlp=32, act_fn="gelu", seed=0, **more
+    )
+    model = lens.HookedTransformer(config).double()
+    for block in model.blocks:
+        nn.init.normal_(block.attn.b_O)
+        nn.init.normal_(block.attn._b_V if hasattr(block.attn, "_b_V") else block.attn.b_V)
+    return model

@@ -9,7 +9,7 @@ from torch import nn
 from repulsive import Heads, find_heads
 from repulsive.diagnostics.redundancy import ablate, head_ablation, pruning_curve
 from repulsive.errors import HeadLayoutError
-from tests.diagnostics.einsum_models import WAYS, D, E, Lens, M, Stack, X
+from tests.diagnostics.einsum_models import TOKENS, WAYS, D, E, Lens, M, Stack, X, hooked, xlnet
 
 
 def without(model, path, axis, heads):
@@ -20,33 +20,7 @@ def without(model, path, axis, heads):
     return model
 
 
-def xlnet():
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    config = transformers.XLNetConfig(vocab_size=40, d_model=24, n_layer=2, n_head=4, d_inner=32, dropout=0.0)
-    model = transformers.XLNetModel(config).double()
-    for parameter in model.parameters():  # wider weights than at initialisation: heads differ clearly
-        if parameter.ndim == 3:
-            nn.init.normal_(parameter, std=0.4)
-    return model
-
-
-def hooked(**more):
-    lens = pytest.importorskip("transformer_lens")
-    if not hasattr(lens, "HookedTransformerConfig"):
-        pytest.skip("this version has no HookedTransformer")
-    config = lens.HookedTransformerConfig(
-        n_layers=2, d_model=24, n_ctx=16, d_head=6, n_heads=4, d_vocab=40, d_mlp=32, act_fn="gelu", seed=0, **more
-    )
-    model = lens.HookedTransformer(config).double()
-    for block in model.blocks:
-        nn.init.normal_(block.attn.b_O)
-        nn.init.normal_(block.attn._b_V if hasattr(block.attn, "_b_V") else block.attn.b_V)
-    return model
-
-
 pytestmark = pytest.mark.filterwarnings("ignore:HookedTransformer is deprecated")
-TOKENS = torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(0))
 CASES = {
     **{way: (lambda way=way: Stack(way), X, "W_O") for way in WAYS},
     "xlnet": (xlnet, TOKENS, "o"),

@@ -72,6 +72,16 @@ class HeadSlice:
         return self.rows.shape[1] * parameter.numel() // parameter.shape[self.axis]
 
     @property
+    def features(self) -> int:
+        """Number of output features of the parameter, of all heads and all parts."""
+        return self.parameter().shape[self.axis]
+
+    @property
+    def inputs(self) -> int:
+        """Number of input features of a matrix."""
+        return self.parameter().shape[1 - self.axis]
+
+    @property
     def is_whole(self) -> bool:
         """Whether the heads follow each other without gaps and cover the whole parameter."""
         features = self.parameter().shape[self.axis]

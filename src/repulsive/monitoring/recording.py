@@ -42,6 +42,7 @@ from repulsive.errors import DivergedError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import clean, unwrap
 from repulsive.heads.sharded_tensors import is_sharded
+from repulsive.heads.token_order import is_time_first
 from repulsive.monitoring.measurement import LayerMeasurement, Measurement
 from repulsive.particles.gram import compute_dtype, full_precision
 
@@ -172,7 +173,7 @@ class Pass:
 
     def keep_tokens(self, layer: AttentionLayer) -> Callable[..., None]:
         """Make the forward hook of the block that contains a layer."""
-        is_tokens_first = layer.kind == "torch" and not layer.attention.batch_first
+        is_tokens_first = is_time_first(layer.attention)
 
         @torch.no_grad()
         def after_block(_module: nn.Module, _args: object, result: Any) -> None:

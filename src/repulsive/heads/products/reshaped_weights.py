@@ -67,6 +67,15 @@ def elements_of(tensor: Tensor) -> Tensor:
     return elements
 
 
+def shape_key(tensor: Tensor) -> str:
+    """Return a text that is equal for forms of parameters of equal shape that were made by equal steps."""
+    steps = _steps_of(tensor)
+    calls = () if steps is None else steps.calls
+    return repr(
+        [(getattr(func, "__name__", ""), str(func) if func in _PROPERTIES else "", a, k) for func, a, k in calls]
+    )
+
+
 def _steps_of(tensor: object) -> _Steps | None:
     if isinstance(tensor, nn.Parameter):
         return _Steps(tensor)

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from repulsive.heads.products.reshaped_weights import elements_of, note_reshape, parameter_of
+from repulsive.heads.products.reshaped_weights import elements_of, note_reshape, parameter_of, shape_key
 
 _MATMUL = ("matmul", "__matmul__", "mm", "bmm")
 _MULTIPLY = ("mul", "multiply", "__mul__")
+
+# Axes and order of the heads in forms of a weight: all numbers of a weight are looked at once for each shape.
+_ORDERS: dict[tuple[object, ...], tuple[list[int], Tensor | None]] = {}
 
 Labels = tuple[Hashable, ...]  # one label for each axis of a tensor; axes of the same label belong together
 
@@ -53,7 +56,8 @@ class WeightProduct:
         """Arrange head outputs [..., M, d] as the other operand: the inverse of `heads_in`."""
         labels, order = self._order(axis, axis + 1)
         sizes = {label: self.other.shape[i] for i, label in enumerate(self.other_labels)}
-        flat = heads.flatten(-2)[..., order.to(heads.device)]
+        flat = heads.flatten(-2)
+        flat = flat if order is None else flat[..., order.to(heads.device)]
         shaped = flat.unflatten(-1, [sizes[label] for label in labels])
         arranged = (*(label for label in self.other_labels if label not in labels), *labels)
         return shaped.permute([arranged.index(label) for label in self.other_labels])
@@ -68,6 +72,18 @@ class WeightProduct:
         """
         return self._arrange(result, self.out_labels, axis, features)
 
+    def tokens_in(self, axis: int, features: int) -> Tensor | None:
+        """Arrange the other operand as tokens [..., D], with their axes in the order of `heads_out`.
+
+        Returns:
+            None if it does not hold tokens, or if each head has tokens of its own.
+        """
+        labels, _ = self._order(axis, features)
+        inputs = [label for label in self.weight_labels if label not in labels]
+        if len(inputs) != 1 or inputs[0] not in self.other_labels or any(x in self.other_labels for x in labels):
+            return None
+        return self.other.movedim(self.other_labels.index(inputs[0]), -1)
+
     def _arrange(self, tensor: Tensor, tensor_labels: Labels, axis: int, features: int) -> Tensor | None:
         labels, order = self._order(axis, features)
         sizes = dict(zip(self.weight_labels, self.weight.shape, strict=True))
@@ -75,24 +91,33 @@ class WeightProduct:
             if label not in tensor_labels or tensor.shape[tensor_labels.index(label)] != sizes[label]:
                 return None
         others = [i for i, label in enumerate(tensor_labels) if label not in labels]
+        if set(tensor_labels) - set(labels) <= set(self.other_labels):  # tokens in the order of the other operand
+            others.sort(key=lambda i: self.other_labels.index(tensor_labels[i]))
         arranged = tensor.permute(*others, *(tensor_labels.index(label) for label in labels))
         flat = arranged.flatten(len(others))
         heads, width = self.parameter.shape[axis], self.parameter.shape[features]
         if flat.shape[-1] != heads * width:
             return None
-        return flat[..., order.argsort().to(flat.device)].unflatten(-1, (heads, width))
+        flat = flat if order is None else flat[..., order.argsort().to(flat.device)]
+        return flat.unflatten(-1, (heads, width))
 
-    def _order(self, axis: int, features: int) -> tuple[Labels, Tensor]:
+    def _order(self, axis: int, features: int) -> tuple[Labels, Tensor | None]:
         """Find the labels of the axes that count heads or features, and the number of the feature at each place.
 
         Returns:
-            The labels, and for each place along their axes (flattened) the number i d + j of feature j of head i.
+            The labels, and for each place along their axes (flattened) the number i d + j of feature j of head i; None
+            if the numbers are 0, 1, 2, ...
         """
-        places = torch.unravel_index(elements_of(self.weight), self.parameter.shape)
-        numbers = places[axis] * self.parameter.shape[features] + places[features]
-        varies = [numbers.shape[i] > 1 and bool((numbers.diff(dim=i) != 0).any()) for i in range(numbers.ndim)]
-        first = numbers[tuple(slice(None) if each else 0 for each in varies)]
-        return tuple(label for label, each in zip(self.weight_labels, varies, strict=True) if each), first.flatten()
+        key = (tuple(self.parameter.shape), shape_key(self.weight), axis, features)
+        if key not in _ORDERS:
+            places = torch.unravel_index(elements_of(self.weight), self.parameter.shape)
+            numbers = places[axis] * self.parameter.shape[features] + places[features]
+            varies = [numbers.shape[i] > 1 and bool((numbers.diff(dim=i) != 0).any()) for i in range(numbers.ndim)]
+            first = numbers[tuple(slice(None) if each else 0 for each in varies)].flatten()
+            is_ordered = torch.equal(first, torch.arange(len(first)))
+            _ORDERS[key] = [i for i, each in enumerate(varies) if each], None if is_ordered else first
+        axes, order = _ORDERS[key]
+        return tuple(self.weight_labels[i] for i in axes), order
 
 
 # Called with a product before it is computed; returns the new other operand, or None for no change.
@@ -101,8 +126,14 @@ Before = Callable[[WeightProduct], Tensor | None]
 After = Callable[[WeightProduct, Tensor], None]
 
 
-class _Products(TorchFunctionMode):
-    """Torch function mode that intercepts the products of some parameters of a module."""
+class WeightProducts(TorchFunctionMode):
+    """Torch function mode that intercepts products of a module's own parameters.
+
+    Args:
+        module: the module that owns the parameters.
+        before: parameter name -> what to do before a product with it.
+        after: parameter name -> what to do after a product with it.
+    """
 
     def __init__(self, module: nn.Module, before: Mapping[str, Before], after: Mapping[str, After]) -> None:
         super().__init__()
@@ -145,10 +176,10 @@ def intercept_products(
         before: parameter name -> what to do before a product with it.
         after: parameter name -> what to do after a product with it.
     """
-    running: list[_Products] = []
+    running: list[WeightProducts] = []
 
     def enter(_module: nn.Module, _args: object) -> None:
-        mode = _Products(module, before or {}, after or {})
+        mode = WeightProducts(module, before or {}, after or {})
         mode.__enter__()
         running.append(mode)
 
