@@ -82,12 +82,15 @@ def xlnet():
 
 def hooked(**more):
     lens = pytest.importorskip("transformer_lens")
-    if not hasattr(lens, "HookedTransformerConfig"):
-        pytest.skip("this version has no HookedTransformer")
+    try:
+        from transformer_lens import HookedTransformer
+    except ImportError:
+        pytest.skip("TransformerLens 4 has no HookedTransformer")
     config = lens.HookedTransformerConfig(
-        n_layers=2, d_model=24, n_ctx=16, d_head=6, n_heads=4, d_vocab=40, d_mlp=32, act_fn="gelu", seed=0, **more
-    )
-    model = lens.HookedTransformer(config).double()
+        n_layers=2, d_model=24, n_ctx=16, d_head=6, n_heads=4, d_vocab=40, d_mlp=32, act_fn="gelu", seed=0,
+        dtype=torch.float64, **more,
+    )  # fmt: skip
+    model = HookedTransformer(config)
     for block in model.blocks:
         nn.init.normal_(block.attn.b_O)
         nn.init.normal_(block.attn._b_V if hasattr(block.attn, "_b_V") else block.attn.b_V)

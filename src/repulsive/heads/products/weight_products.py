@@ -127,7 +127,7 @@ After = Callable[[WeightProduct, Tensor], None]
 
 
 class WeightProducts(TorchFunctionMode):
-    """Torch function mode that intercepts products of a module's own parameters.
+    """Torch function mode that intercepts products of a module's own parameters, while `is_active`.
 
     Args:
         module: the module that owns the parameters.
@@ -137,12 +137,15 @@ class WeightProducts(TorchFunctionMode):
 
     def __init__(self, module: nn.Module, before: Mapping[str, Before], after: Mapping[str, After]) -> None:
         super().__init__()
-        self._module, self._before, self._after = module, before, after
+        self.module, self._before, self._after = module, before, after
+        self.is_active = True
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if not self.is_active:
+            return func(*args, **kwargs)
         name, product = _product(getattr(func, "__name__", ""), args, kwargs, self._name_of)
         new = self._before[name](product) if product is not None and name in self._before else None
         if product is not None and new is not None:
@@ -159,7 +162,7 @@ class WeightProducts(TorchFunctionMode):
     def _name_of(self, tensor: Tensor) -> str:
         """Return the name of a watched parameter; "" for any other tensor. Wrappers may replace parameters."""
         names = (*self._before, *self._after)
-        return next((name for name in names if self._module._parameters.get(name) is tensor), "")
+        return next((name for name in names if self.module._parameters.get(name) is tensor), "")
 
 
 def intercept_products(
