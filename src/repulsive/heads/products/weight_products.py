@@ -60,7 +60,8 @@ class WeightProduct:
         flat = flat if order is None else flat[..., order.to(heads.device)]
         shaped = flat.unflatten(-1, [sizes[label] for label in labels])
         arranged = (*(label for label in self.other_labels if label not in labels), *labels)
-        return shaped.permute([arranged.index(label) for label in self.other_labels])
+        permuted: Tensor = shaped.permute([arranged.index(label) for label in self.other_labels])
+        return permuted
 
     def heads_out(self, result: Tensor, axis: int, features: int) -> Tensor | None:
         """Arrange the result of the product as projected tokens [..., M, d]; None if it does not hold them.
@@ -99,7 +100,8 @@ class WeightProduct:
         if flat.shape[-1] != heads * width:
             return None
         flat = flat if order is None else flat[..., order.argsort().to(flat.device)]
-        return flat.unflatten(-1, (heads, width))
+        by_head: Tensor = flat.unflatten(-1, (heads, width))
+        return by_head
 
     def _order(self, axis: int, features: int) -> tuple[Labels, Tensor | None]:
         """Find the labels of the axes that count heads or features, and the number of the feature at each place.
@@ -139,6 +141,14 @@ class WeightProducts(TorchFunctionMode):
         super().__init__()
         self.module, self._before, self._after = module, before, after
         self.is_active = True
+
+    def start(self) -> None:
+        """Intercept products from now on."""
+        self.__enter__()  # type: ignore[no-untyped-call]
+
+    def stop(self) -> None:
+        """Undo the last `start`."""
+        self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -183,12 +193,12 @@ def intercept_products(
 
     def enter(_module: nn.Module, _args: object) -> None:
         mode = WeightProducts(module, before or {}, after or {})
-        mode.__enter__()
+        mode.start()
         running.append(mode)
 
     def leave(*_: object) -> None:
         if running:
-            running.pop().__exit__(None, None, None)
+            running.pop().stop()
 
     def leave_all() -> None:  # an interrupt does not call forward hooks
         while running:

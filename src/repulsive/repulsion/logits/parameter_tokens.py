@@ -33,12 +33,12 @@ class ParameterTokens:
         weights = {part: p.weight for part, p in projections.items() if p.weight is not None}
         after = {weight.attribute: partial(_read, part, projections[part], take) for part, weight in weights.items()}
         self._running.append(WeightProducts(module, {}, after))
-        self._running[-1].__enter__()
+        self._running[-1].start()
 
     def end(self, module: nn.Module) -> None:
         """Stop to read the products of an attention module; do nothing if they are not read."""
         if self._running and self._running[-1].module is module:
-            self._running.pop().__exit__(None, None, None)
+            self._running.pop().stop()
 
     def abandon(self) -> None:
         """Forget the modules of an earlier pass, which an interrupt has ended without calling `end`."""
