@@ -12,7 +12,8 @@ class Lens(nn.Module):
 
     Args:
         way: how products are computed: "einsum"; "linear" with reshaped copies of the weights; "result", which
-            multiplies element by element; or "joined", one einsum for attention weights, values and output weight.
+            multiplies element by element; "joined", one einsum for attention weights, values and output weight; or
+            "features first", with weights [M, d, E] of q, k and v.
     """
 
     def __init__(self, way="einsum", dtype=torch.float64):
@@ -25,12 +26,15 @@ class Lens(nn.Module):
         self.W_Q, self.W_K, self.W_V = (weight(M, E, D) for _ in range(3))
         self.b_Q, self.b_K, self.b_V = (weight(M, D) for _ in range(3))
         self.W_O, self.b_O = weight(M, D, E), weight(E)
+        if way == "features first":
+            for name in ("W_Q", "W_K", "W_V"):
+                setattr(self, name, nn.Parameter(getattr(self, name).detach().mT.contiguous()))
 
     def project(self, x, weight, bias):
         if self.way == "linear":
             flat = weight.permute(0, 2, 1).reshape(M * D, E)
             return nn.functional.linear(x, flat, bias.flatten()).unflatten(-1, (M, D))
-        return torch.einsum("bte,med->btmd", x, weight) + bias
+        return torch.einsum("bte,mde->btmd" if self.way == "features first" else "bte,med->btmd", x, weight) + bias
 
     def forward(self, x):
         q, k, v = (
@@ -64,7 +68,7 @@ class Stack(nn.Module):
         return x
 
 
-WAYS = ("einsum", "linear", "result", "joined")
+WAYS = ("einsum", "linear", "result", "joined", "features first")
 X = torch.randn(2, 5, E, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 TOKENS = torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(0))
 

@@ -69,7 +69,7 @@ def test_contributions_sum_to_the_output_of_the_layer(way):
     layer = model.layers[0]
     torch.testing.assert_close(heads.outputs(X)[0].sum(2) + layer.b_O, layer(X))
     attention = heads.attention(X)[0]
-    v = torch.einsum("bte,med->btmd", X, layer.W_V) + layer.b_V
+    v = layer.project(X, layer.W_V, layer.b_V)
     expected = torch.einsum("bmts,bsmd,mde->btme", attention, v, layer.W_O)
     torch.testing.assert_close(heads.outputs(X)[0], expected)
 

@@ -21,7 +21,7 @@ def stack(way: str = "einsum") -> Case:
     inner, x = model.layers[1], einsum_models.X
     return Case(
         model, lambda: model(x), inner,
-        lambda x: project(x, inner.W_Q, inner.b_Q), lambda x: project(x, inner.W_K, inner.b_K),
+        lambda x: inner.project(x, inner.W_Q, inner.b_Q), lambda x: inner.project(x, inner.W_K, inner.b_K),
         inner, inner, [0, 1, 2, 3], SEPARATE, "layers.1*", example_inputs=x,
     )  # fmt: skip
 
@@ -72,6 +72,7 @@ class _Inputs(nn.Module):
 EINSUM = {
     "einsum": stack,
     "einsum, reshaped": lambda: stack("linear"),
+    "einsum, features first": lambda: stack("features first"),
     "xlnet": xlnet,
     "transformer-lens": lens,
 }

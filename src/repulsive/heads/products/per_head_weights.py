@@ -23,7 +23,7 @@ class PerHeadSlice(HeadSlice):
         along: the axis of the parameter that counts the features of a head.
     """
 
-    along: int = 2
+    along: int = 2  # required here
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_strides", None)

@@ -55,9 +55,9 @@ def _read(part: str, projection: Projection, take: Take, product: WeightProduct,
     heads = product.heads_out(result, weight.axis, weight.along)
     if tokens is None or heads is None:
         raise RuleError(
-            f"{projection.group.name}: space='logits' needs the same tokens [..., {weight.inputs}] for all heads, and "
-            f"features as the last axis of {weight.parameter_name}, got shape {list(weight.parameter().shape)}. Choose "
-            "space='sphere' for this layer. In TransformerLens, set use_split_qkv_input and use_attn_in to False"
+            f"{projection.group.name}: space='logits' needs a product of {weight.parameter_name} with tokens [..., "
+            f"{weight.inputs}] that are the same for all heads, got {list(product.other.shape)}. Choose space='sphere' "
+            "for this layer. In TransformerLens, set use_split_qkv_input and use_attn_in to False"
         )
     if projection.bias is not None and not product.has_bias:
         heads = heads + projection.bias.take(projection.bias.parameter()).to(heads)
