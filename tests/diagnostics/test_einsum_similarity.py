@@ -3,13 +3,14 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from repulsive import HeadMonitor
 from repulsive.diagnostics.circuits import circuit_similarity
 from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.untrained_twin import untrained_twin
 from repulsive.heads import find_heads
-from tests.diagnostics.einsum_models import TOKENS, M, Stack, X, hooked, xlnet
+from tests.diagnostics.einsum_models import TOKENS, WAYS, M, Stack, X, hooked, xlnet
 
 pytestmark = pytest.mark.filterwarnings("ignore:HookedTransformer is deprecated")
 
@@ -102,3 +103,19 @@ def test_a_monitor_measures_training_passes_without_changing_them(build):
     similarity = circuit_similarity(model, [inputs], groups=find_heads(model, inputs)).logits
     for layer, expected_layer in zip(layers, similarity, strict=True):
         torch.testing.assert_close(torch.tensor(layer.cosine), expected_layer.cosine.float(), rtol=1e-4, atol=1e-4)
+
+
+class Checkpointed(Stack):
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_monitor_measures_passes_under_activation_checkpointing(way):
+    model = Checkpointed(way)
+    with HeadMonitor(model, every=1, example_inputs=X) as monitor:
+        model(X).sum().backward()
+        monitor.step()
+    assert [len(layer.written) for layer in monitor.history[0].layers] == [M, M]

@@ -100,7 +100,7 @@ class HeadRecorder:
             stack.enter_context(recorded_qkv(result.samples, batch, tokens=self.tokens, seed=step, items=self.items))
             stack.enter_context(recorded_logits(self.layers, result.keep_logits, self.items, result.guard_logits))
             hooked = [layer for layer in self.layers if layer.kind != "torch"]
-            stack.enter_context(replaced_head_outputs(hooked, result.keep_outputs))
+            stack.enter_context(replaced_head_outputs(hooked, result.keep_outputs, only_reads=True))
             for layer in self.layers:
                 if layer.kind == "torch" and layer.name in self.qkv:
                     guard = partial(result.guard_logits, layer)

@@ -119,16 +119,27 @@ def hookable_layers(
 
 
 @contextmanager
-def replaced_head_outputs(layers: Sequence[AttentionLayer], change: Change) -> Iterator[None]:
+def replaced_head_outputs(
+    layers: Sequence[AttentionLayer], change: Change, *, only_reads: bool = False
+) -> Iterator[None]:
     """Call `change(layer, heads)` with head outputs [B, T, M, d], and use its result unless it returns None.
 
     Packed tokens and the nodes of a graph have the shape [1, N, M, d], additive attention has [B, 1, M, d]. In nested
     contexts the inner `change` receives the result of the outer one. All hooks are removed at the end, also after an
     exception.
+
+    Args:
+        layers: the layers.
+        change: called each time one of the layers runs.
+        only_reads: `change` returns None and needs no gradients. Then a pass under activation checkpointing saves the
+            same tensors with and without hooks.
     """
     with ExitStack() as stack:
         for layer in layers:
-            _hook(stack, layer, change)
+            if layer.kind == "parameter":
+                _hook_parameter(stack, layer, change, only_reads)
+            else:
+                _hook(stack, layer, change)
         yield
 
 
@@ -206,8 +217,6 @@ def _hook(stack: ExitStack, layer: AttentionLayer, change: Change) -> None:
         stack.callback(layer.module.register_forward_pre_hook(before_projection, with_kwargs=True).remove)
     elif layer.kind == "torch":
         _hook_torch(stack, layer, change)
-    elif layer.kind == "parameter":
-        _hook_parameter(stack, layer, change)
     elif layer.kind == "graph":
 
         def after_propagate(_module: nn.Module, _args: object, heads: Tensor) -> Tensor | None:
@@ -266,24 +275,29 @@ def _hook_torch(stack: ExitStack, layer: AttentionLayer, change: Change) -> None
     stack.callback(attention.register_forward_hook(after_attention, prepend=True).remove)
 
 
-_OPEN: WeakKeyDictionary[nn.Module, list[Change]] = WeakKeyDictionary()  # changes of all open contexts, outermost first
+# Changes of all open contexts, the outermost first, and whether each only reads.
+_OPEN: WeakKeyDictionary[nn.Module, list[tuple[Change, bool]]] = WeakKeyDictionary()
 
 
-def _hook_parameter(stack: ExitStack, layer: AttentionLayer, change: Change) -> None:
+def _hook_parameter(stack: ExitStack, layer: AttentionLayer, change: Change, only_reads: bool) -> None:
     changes = _OPEN.setdefault(layer.attention, [])
-    changes.append(change)
+    changes.append((change, only_reads))
     stack.callback(changes.pop)
     if len(changes) > 1:  # an outer context applies all changes
         return
     swap = is_time_first(layer.attention)
 
     def before_product(product: WeightProduct) -> Tensor | None:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not all(reads for _, reads in changes)):
+            return changed_operand(product)
+
+    def changed_operand(product: WeightProduct) -> Tensor | None:
         heads = product.heads_in(layer.axis)
         if heads is None:
             return None
         shape, is_changed = heads.shape, False
         flat = (heads.transpose(0, 1) if swap else heads).flatten(-2)  # [..., M d]
-        for each in changes:
+        for each, _ in changes:
             new = _changed(layer, each, flat)
             flat, is_changed = (flat, is_changed) if new is None else (new, True)
         if not is_changed:

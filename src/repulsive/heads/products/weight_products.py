@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,20 +30,37 @@ class WeightProduct:
     Args:
         parameter: the weight.
         weight: the form of the parameter that the product uses.
-        other: the other operand.
+        others: the other operands, several for an einsum.
         weight_labels: a label for each axis of `weight`.
-        other_labels: a label for each axis of `other`.
+        others_labels: a label for each axis of each of `others`.
         out_labels: a label for each axis of the result.
         has_bias: whether the call also adds a bias.
     """
 
     parameter: Tensor
     weight: Tensor
-    other: Tensor
+    others: tuple[Tensor, ...]
     weight_labels: Labels
-    other_labels: Labels
+    others_labels: tuple[Labels, ...]
     out_labels: Labels
     has_bias: bool = False
+
+    @cached_property
+    def other(self) -> Tensor:
+        """The product of all other operands; computed when first needed."""
+        if len(self.others) == 1:
+            return self.others[0]
+        terms = ",".join("".join(map(str, labels)) for labels in self.others_labels)
+        product: Tensor = torch.einsum(f"{terms}->{''.join(map(str, self.other_labels))}", *self.others)
+        return product
+
+    @cached_property
+    def other_labels(self) -> Labels:
+        """A label for each axis of `other`."""
+        if len(self.others) == 1:
+            return self.others_labels[0]
+        needed = {*self.out_labels, *self.weight_labels}
+        return tuple(dict.fromkeys(label for labels in self.others_labels for label in labels if label in needed))
 
     def heads_in(self, axis: int) -> Tensor | None:
         """Arrange the other operand as head outputs [..., M, d]; None if it does not hold them.
@@ -159,9 +177,9 @@ class WeightProducts(TorchFunctionMode):
         name, product = _product(getattr(func, "__name__", ""), args, kwargs, self._name_of)
         new = self._before[name](product) if product is not None and name in self._before else None
         if product is not None and new is not None:
-            if _contains((args, kwargs), product.other):
+            if len(product.others) == 1:
                 args, kwargs = _replaced(args, product.other, new), _replaced(kwargs, product.other, new)
-            else:  # a product of several operands, of which all but the weight are multiplied already
+            else:  # all operands but the weight are multiplied already
                 func, args, kwargs = torch.einsum, (_equation(product), new, product.weight), {}
         result = func(*args, **kwargs)
         note_reshape(func, args, kwargs, result)
@@ -227,15 +245,8 @@ def _product(
     assert parameter is not None
     bias = args[2] if function == "linear" and len(args) > 2 else kwargs.get("bias")
     has_bias = function == "addmm" or (function == "linear" and bias is not None)
-    others = [j for j in range(len(operands)) if j != i]
-    if len(others) == 1:
-        other, other_labels = operands[others[0]], labels[others[0]]
-    else:
-        kept = dict.fromkeys(letter for j in others for letter in labels[j] if letter in out or letter in labels[i])
-        other_labels = tuple(kept)
-        terms = ",".join("".join(map(str, labels[j])) for j in others)
-        other = torch.einsum(f"{terms}->{''.join(map(str, kept))}", *(operands[j] for j in others))
-    return names[i], WeightProduct(parameter, operands[i], other, labels[i], other_labels, out, has_bias)
+    others, others_labels = (tuple(x for j, x in enumerate(each) if j != i) for each in (operands, labels))
+    return names[i], WeightProduct(parameter, operands[i], others, labels[i], others_labels, out, has_bias)
 
 
 def _operands(function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -279,12 +290,6 @@ def _equation(product: WeightProduct) -> str:
         "".join(map(str, labels)) for labels in (product.other_labels, product.weight_labels, product.out_labels)
     )
     return f"{other},{weight}->{out}"
-
-
-def _contains(values: Any, tensor: Tensor) -> bool:
-    if isinstance(values, dict | list | tuple):
-        return any(_contains(value, tensor) for value in (values.values() if isinstance(values, dict) else values))
-    return values is tensor
 
 
 def _replaced(values: Any, old: Tensor, new: Tensor) -> Any:
