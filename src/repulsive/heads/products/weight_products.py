@@ -245,7 +245,8 @@ def _product(
     assert parameter is not None
     bias = args[2] if function == "linear" and len(args) > 2 else kwargs.get("bias")
     has_bias = function == "addmm" or (function == "linear" and bias is not None)
-    others, others_labels = (tuple(x for j, x in enumerate(each) if j != i) for each in (operands, labels))
+    others = tuple(operand for j, operand in enumerate(operands) if j != i)
+    others_labels = tuple(own for j, own in enumerate(labels) if j != i)
     return names[i], WeightProduct(parameter, operands[i], others, labels[i], others_labels, out, has_bias)
 
 
