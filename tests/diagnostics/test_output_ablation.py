@@ -189,3 +189,33 @@ def test_divergence_in_blocks_agrees_with_brute_force() -> None:
     actual = output_change(Output("logits", old), Output("logits", new), real)
     torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-8)
     assert float(rows[0, -1]) > 1 > float(rows[0, 0])
+
+
+class _PassesOn(nn.Module):
+    """Sets attributes of the module inside it, as wrappers of TransformerLens do."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def __setattr__(self, name: str, value: object) -> None:
+        inner = self.__dict__.get("_modules", {}).get("inner")
+        if inner is None or name == "training":
+            super().__setattr__(name, value)
+        else:
+            setattr(inner, name, value)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.inner(*args, **kwargs)
+
+
+def test_wrappers_that_pass_attributes_on_stay_as_they_are() -> None:
+    model, batch = causal_model(), padded()
+    expected = complete_passes(model, [batch])
+    for i, layer in enumerate(model.model.layers):
+        model.model.layers[i] = _PassesOn(layer)
+    result = ablate_output(model, [batch])
+    actual = result.as_ablation(find_attention_layers(model)).items
+    torch.testing.assert_close(actual, expected, atol=1e-10, rtol=1e-10)
+    assert not any("forward" in vars(module) for module in model.modules())
+    torch.testing.assert_close(complete_passes(model, [batch]), expected)

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from repulsive import HeadMonitor, Heads, find_heads
-from repulsive.diagnostics.hooks.attention_layers import hookable_layers
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.errors import HeadLayoutError, NoHeadsFound
@@ -92,24 +91,3 @@ def test_a_monitor_measures_an_own_class():
         assert [layer.label for layer in monitor.history[0].layers] == ["layer 0", "layer 1"]
     with HeadMonitor(model, probe=X) as monitor:
         assert len(monitor.measure().layers) == 2
-
-
-class Parameters(nn.Module):
-    """Attention whose weights are parameters [M, D, d], as in einsum notation."""
-
-    def __init__(self):
-        super().__init__()
-        self.W_Q, self.W_K, self.W_V = (nn.Parameter(torch.randn(M, 24, D) / 5) for _ in range(3))
-        self.W_O = nn.Parameter(torch.randn(M, D, 24) / 5)
-
-    def forward(self, x):
-        q, k, v = (torch.einsum("btd,hde->bhte", x, w) for w in (self.W_Q, self.W_K, self.W_V))
-        return torch.einsum("bhqk,bhke,hed->bqd", (q @ k.mT).softmax(-1), v, self.W_O)
-
-
-def test_heads_without_a_projection_module_are_refused_for_that_reason():
-    model = Parameters()
-    groups = find_heads(model, X)
-    with pytest.raises(HeadLayoutError, match=r"heads are in parameters such as W_V, .* such as nn\.Linear"):
-        Heads(model, X)
-    assert hookable_layers(model, groups)[0] == []

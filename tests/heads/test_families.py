@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from repulsive.errors import HeadLayoutError, NoHeadsFound
+from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError
 from repulsive.heads import find_heads, verify_heads
 from tests.heads.zoo import TORCH, TRANSFORMERS, build
 
@@ -126,3 +126,18 @@ def test_autoformer_has_no_heads() -> None:
     for inputs in (None, example):
         with pytest.raises(NoHeadsFound, match="mean over heads"):
             find_heads(model, inputs)
+
+
+def test_weights_in_einsum_notation_have_an_axis_for_heads() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.XLNetConfig(vocab_size=40, d_model=24, n_layer=1, n_head=4, d_inner=32)
+    model = transformers.XLNetModel(config).eval()
+    groups = find_heads(model)
+    assert [(g.part, g.proof, g.num_heads, g.head_dim, g.dim) for g in groups] == [
+        (part, "table", 4, 6, 24 * 6) for part in "qkv"
+    ]
+    torch.testing.assert_close(groups[1].read()[2], model.layer[0].rel_attn.k[:, 2].flatten())
+    reports = verify_heads(model, torch.randint(40, (2, 7)), groups)
+    assert {r.status for r in reports} == {"verified"}, "\n".join(map(str, reports))
+    with pytest.raises(SelectionError, match="separate axes for heads and features"):
+        find_heads(model, layout="strided")

@@ -7,10 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from repulsive import SVGD, HeadLayoutError, HeadMonitor, UnsupportedWeights, find_heads, repel, verify_heads
+from repulsive import SVGD, HeadLayoutError, HeadMonitor, Heads, UnsupportedWeights, find_heads, repel, verify_heads
+from repulsive.errors import RuleError
 from repulsive.heads import heads_by_hand
 from repulsive.heads.trace.output_projection import trace_output_projections
 from repulsive.repulsion.logits.value_circuits import output_groups
+from tests.diagnostics.einsum_models import Stack
+from tests.diagnostics.einsum_models import X as einsum_inputs
 from tests.heads.unknown import E, Eager, H, Interleaved
 from tests.heads.zoo import build
 
@@ -224,3 +227,19 @@ def test_a_monitor_of_sharded_weights_measures_training_passes_only(mesh):
         model(x).sum().backward()
         monitor.step()
     assert [len(measurement.layers) for measurement in monitor.history] == [2]
+
+
+def test_weights_in_einsum_notation_are_proved_and_ablated_under_fsdp2(mesh):
+    whole, model = Stack(), Stack()
+    shard(model, mesh, *model.layers)
+    heads = Heads(model, einsum_inputs)
+    assert set(heads.proofs().values()) == {"proved"}
+    assert [layer.projection for layer in heads.layers] == ["layers.0.W_O", "layers.1.W_O"]
+    with heads.ablated([(0, 1)]):
+        ablated = model(einsum_inputs)
+    with torch.no_grad():
+        whole.layers[0].W_O[1] = 0
+    torch.testing.assert_close(ablated, whole(einsum_inputs))
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(RuleError, match=r"layers\.0\.W_Q: .* does not support sharded weights in einsum notation"):
+        repel(model, optimizer, SVGD(space="logits"), example_inputs=einsum_inputs, verbose=False)

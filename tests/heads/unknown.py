@@ -187,6 +187,31 @@ class PerHead(nn.Module):
         return torch.einsum("bthd,hde->bte", out, self.merge)
 
 
+class Copied(PerHead):
+    """Weights [head, input, feature] that are used as reshaped copies, as in TransformerLens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_query, self.to_key, self.to_value = (nn.Parameter(torch.randn(H, E, D)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (weight.permute(0, 2, 1).reshape(H * D, E) for weight in (self.to_query, self.to_key, self.to_value))
+        q, k, v = (nn.functional.linear(x, weight).unflatten(-1, (H, D)) for weight in weights)  # [B, T, M, d]
+        scores = torch.einsum("bthd,bshd->bhts", q, k)
+        return torch.einsum("bhts,bshd,hde->bte", scores.softmax(-1), v, self.merge)
+
+
+class OwnInputs(Copied):
+    """Each head projects its own input."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        inputs = x.unsqueeze(2).expand(-1, -1, H, -1)  # [B, T, M, E]
+        weights = self.to_query, self.to_key, self.to_value
+        q, k, v = (torch.einsum("bthe,hed->bthd", inputs, weight) for weight in weights)
+        scores = torch.einsum("bthd,bshd->bhts", q, k)
+        return torch.einsum("hde,bhts,bshd->bte", self.merge, scores.softmax(-1), v)
+
+
 UNKNOWN: tuple[type[nn.Module], ...] = (
     Packed,
     Interleaved,
@@ -199,4 +224,6 @@ UNKNOWN: tuple[type[nn.Module], ...] = (
     Latent,
     Pooling,
     PerHead,
+    Copied,
+    OwnInputs,
 )

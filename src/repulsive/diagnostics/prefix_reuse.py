@@ -108,12 +108,12 @@ def _replayed(module: nn.Module, results: Sequence[Any]) -> Iterator[None]:
         return original(*args, **kwargs) if result is end else result
 
     had_own = "forward" in module.__dict__
-    module.forward = forward  # type: ignore[method-assign]
+    module.__dict__["forward"] = forward  # not by setattr, which wrappers pass on to the module inside them
     try:
         yield
     finally:
         if had_own:
-            module.forward = original  # type: ignore[method-assign]
+            module.__dict__["forward"] = original
         else:
             del module.__dict__["forward"]
 

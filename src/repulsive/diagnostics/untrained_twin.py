@@ -18,14 +18,16 @@ from repulsive.heads.module_paths import unwrap
 _SEED_OFFSET = 1 << 20  # with the seed of the model itself, the twin would equal the initial model
 _RESETS = ("reset_parameters", "_reset_parameters")  # torch.nn.Transformer has the second name
 _INIT = "init_weights"  # of whole models, as in timm
+# Settings of a `cfg` of TransformerLens for a twin: draw new weights, and load no tokenizer.
+_LENS = {"seed": None, "init_weights": True, "tokenizer_name": None}
 
 
 def untrained_twin(model: nn.Module, seed: int = 0) -> nn.Module:
     """Build the same model with new random weights, on the same device.
 
-    A model with a `config`, such as those of transformers, is built by its class. Any other model is copied, and
-    `reset_parameters` and then `init_weights` of every module that has them draw new weights, as in the models of torch
-    and timm. The global random state does not change.
+    A model with a `config` of transformers, or a `cfg` of TransformerLens, is built by its class. Any other model is
+    copied, and `reset_parameters` and then `init_weights` of every module that has them draw new weights, as in the
+    models of torch and timm. The global random state does not change.
 
     Args:
         model: any module; it does not change.
@@ -52,6 +54,11 @@ def untrained_twin(model: nn.Module, seed: int = 0) -> nn.Module:
 def _from_config(model: nn.Module) -> nn.Module | None:
     """Build a model from the config of `model`; None if there is no config, or if the parameters have other shapes."""
     config = getattr(model, "config", None)
+    cfg = getattr(model, "cfg", None)
+    if config is None and all(hasattr(cfg, name) for name in _LENS):
+        config = deepcopy(cfg)
+        for name, value in _LENS.items():
+            setattr(config, name, value)
     if config is None or isinstance(config, nn.Module):
         return None
     config = deepcopy(config)

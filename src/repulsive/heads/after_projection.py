@@ -7,6 +7,7 @@ after them and are left out.
 from __future__ import annotations
 
 import re
+from math import prod
 
 import torch
 from torch import Tensor, nn
@@ -39,22 +40,37 @@ def added_bias(attention: nn.Module, group: HeadGroup) -> HeadSlice | None:
     Raises:
         HeadLayoutError: the bias does not have one number for each feature of each head.
     """
-    rows = group.slices[0].rows  # [M, d]
+    shape = len(group.slices[0].rows), group.head_dim  # M, d
     for name in _BIASES.get(group.part, ()):
         bias = getattr(attention, name, None)
         if not isinstance(bias, nn.Parameter):
             continue
         path = f"{module_of(group)}.{name}".lstrip(".")
-        if bias.shape == rows.shape:
-            return HeadSlice(attention, name, path, torch.arange(len(rows), device="cpu").view(-1, 1))
-        if bias.ndim and bias.shape[-1] == bias.numel() == rows.numel():
+        if bias.shape == shape:
+            return HeadSlice(attention, name, path, torch.arange(shape[0], device="cpu").view(-1, 1))
+        if bias.ndim and bias.shape[-1] == bias.numel() == prod(shape):
             return HeadSlice(
-                attention, name, path, torch.arange(rows.numel(), device="cpu").view(rows.shape), axis=bias.ndim - 1
+                attention, name, path, torch.arange(prod(shape), device="cpu").view(shape), axis=bias.ndim - 1
             )
         raise HeadLayoutError(
-            f"{path}: expected a bias with {rows.numel()} numbers for {len(rows)} heads, got shape {list(bias.shape)}; "
+            f"{path}: expected a bias with {prod(shape)} numbers for {shape[0]} heads, got shape {list(bias.shape)}; "
             "exclude the layer with match=..."
         )
+    return None
+
+
+def own_bias(part: HeadSlice) -> HeadSlice | None:
+    """Find the bias of a weight in einsum notation, such as b_Q [M, d] of W_Q; None if there is none.
+
+    Args:
+        part: the slice of the weight.
+    """
+    for weight, bias in (("weight", "bias"), ("W", "b"), ("w", "b")):
+        name = part.attribute.replace(weight, bias, 1)
+        values = part.module._parameters.get(name) if name != part.attribute else None
+        if values is not None and tuple(values.shape) == (part.num_heads, part.width):
+            path = ".".join([*part.parameter_name.split(".")[:-1], name])
+            return HeadSlice(part.module, name, path, torch.arange(part.num_heads, device="cpu").view(-1, 1))
     return None
 
 
@@ -68,7 +84,7 @@ def norm_between(attention: nn.Module, part: str) -> nn.Module | None:
 
 def clip_limit(attention: nn.Module) -> float | None:
     """Return the limit to which queries, keys and values are clipped (`clip_qkv`); None if they are not."""
-    for owner in (attention, getattr(attention, "config", None)):
+    for owner in (attention, getattr(attention, "config", None), getattr(attention, "cfg", None)):
         limit = getattr(owner, "clip_qkv", None)
         if isinstance(limit, int | float) and limit > 0:
             return float(limit)

@@ -110,6 +110,11 @@ def _strided(group: HeadGroup) -> HeadGroup:
     """Slice the same projections so that feature c belongs to particle c mod M."""
     slices = []
     for s in group.slices:
+        if s.feature_axis is not None:
+            raise SelectionError(
+                f"layout='strided' needs one axis for the features of all heads; {s.parameter_name} has separate axes "
+                "for heads and features"
+            )
         features = s.rows.flatten().sort().values  # [M * R]
         rows = features.view(-1, s.num_heads).T.contiguous()  # [M, R]
         slices.append(HeadSlice(s.module, s.attribute, s.parameter_name, rows, s.axis))

@@ -28,7 +28,9 @@ class HeadSlice:
         attribute: the parameter's name on that module, such as `weight` or `in_proj_weight`.
         parameter_name: its dotted name in the model, for messages.
         rows: int64 [M, R]; `rows[i]` are the output features of head i, in order.
-        axis: the dimension of the parameter that counts output features (0 for `nn.Linear`, 1 for `Conv1D`).
+        axis: the dimension of the parameter that counts output features (0 for `nn.Linear`, 1 for `Conv1D`). In einsum
+            notation, the dimension that counts heads.
+        along: the dimension that counts the features of a head, in einsum notation; None for the last of the others.
 
     Raises:
         HeadLayoutError: `rows` is not two-dimensional, or a row does not exist or is listed twice.
@@ -39,6 +41,7 @@ class HeadSlice:
     parameter_name: str
     rows: Tensor
     axis: int = 0
+    along: int | None = None
     _strides: tuple[int, int, int] | None = field(init=False, repr=False)  # offset, head stride, feature stride
     _copies: dict[torch.device, Tensor] = field(init=False, repr=False, default_factory=dict)  # rows on devices
 
@@ -72,10 +75,35 @@ class HeadSlice:
         return self.rows.shape[1] * parameter.numel() // parameter.shape[self.axis]
 
     @property
+    def features(self) -> int:
+        """Number of output features of the parameter, of all heads and all parts."""
+        return self.parameter().shape[self.axis]
+
+    @property
+    def inputs(self) -> int:
+        """Number of input features of a matrix."""
+        return self.parameter().shape[1 - self.axis]
+
+    @property
     def is_whole(self) -> bool:
         """Whether the heads follow each other without gaps and cover the whole parameter."""
         features = self.parameter().shape[self.axis]
         return self.axis == 0 and self._strides == (0, self.rows.shape[1], 1) and self.rows.numel() == features
+
+    @property
+    def feature_axis(self) -> int | None:
+        """The axis of a weight in einsum notation that counts the features of a head.
+
+        None for any other weight, in which one axis counts the features of all heads.
+        """
+        if self.rows.shape[1] != 1 or self.parameter().ndim != 3 or isinstance(self.module, nn.modules.conv._ConvNd):
+            return None
+        return self.along if self.along is not None else 1 if self.axis == 2 else 2
+
+    @property
+    def width(self) -> int:
+        """Number of output features per head."""
+        return self.rows.shape[1] if self.feature_axis is None else self.parameter().shape[self.feature_axis]
 
     def parameter(self) -> Tensor:
         """Look up the current parameter on its module.
@@ -190,7 +218,7 @@ class HeadGroup:
     @property
     def head_dim(self) -> int:
         """Number of output features per head, d_head."""
-        return self.slices[0].rows.shape[1]
+        return self.slices[0].width
 
     @property
     def dim(self) -> int:

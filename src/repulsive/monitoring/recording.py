@@ -41,6 +41,7 @@ from repulsive.errors import DivergedError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import clean, unwrap
 from repulsive.heads.sharded_tensors import is_sharded
+from repulsive.heads.token_order import is_time_first
 from repulsive.monitoring.measurement import LayerMeasurement, Measurement
 from repulsive.particles.gram import compute_dtype, full_precision
 
@@ -100,7 +101,7 @@ class HeadRecorder:
             stack.enter_context(sampled)
             stack.enter_context(recorded_logits(self.layers, result.keep_logits, self.items, result.guard_logits))
             hooked = [layer for layer in self.layers if layer.kind != "torch"]
-            stack.enter_context(replaced_head_outputs(hooked, result.keep_outputs))
+            stack.enter_context(replaced_head_outputs(hooked, result.keep_outputs, only_reads=True))
             for layer in self.layers:
                 if layer.kind == "torch" and layer.name in self.qkv:
                     guard = partial(result.guard_logits, layer)
@@ -174,7 +175,7 @@ class Pass:
 
     def keep_tokens(self, layer: AttentionLayer) -> Callable[..., None]:
         """Make the forward hook of the block that contains a layer."""
-        is_tokens_first = layer.kind == "torch" and not layer.attention.batch_first
+        is_tokens_first = is_time_first(layer.attention)
 
         @torch.no_grad()
         def after_block(_module: nn.Module, _args: object, result: Any) -> None:

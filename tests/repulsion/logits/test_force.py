@@ -17,9 +17,9 @@ ALL = 10_000  # more than a batch has, so that all tokens are sampled
 def test_gradients_match_the_reference(name: str, kernel: str) -> None:
     torch.manual_seed(0)
     case = (CASES | CHANGED)[name]()
-    received = _received(case, SVGD(stepsize=0.3, alpha=0.7, kernel=kernel, space="logits", tokens=ALL))
+    received = received_by(case, SVGD(stepsize=0.3, alpha=0.7, kernel=kernel, space="logits", tokens=ALL))
     heads = len(case.reads)
-    expected = _expected(case, kernel, 0.3 * 0.7 / heads)
+    expected = expected_of(case, kernel, 0.3 * 0.7 / heads)
     largest = max(float(other.norm()) for other in expected)
     for label, one, other in zip(case.parameters, received, expected, strict=True):
         # Centred keys make the force on a key's bias zero, up to rounding.
@@ -35,8 +35,8 @@ def test_gradients_of_compiled_models_match_the_reference(name: str) -> None:
     torch.compiler.reset()
     case = (CASES | CHANGED)[name]()
     rule = SVGD(stepsize=0.3, alpha=0.7, space="logits", tokens=ALL)
-    received = _received(case, rule, is_compiled=True)
-    expected = _expected(case, "rbf", 0.3 * 0.7 / len(case.reads))
+    received = received_by(case, rule, is_compiled=True)
+    expected = expected_of(case, "rbf", 0.3 * 0.7 / len(case.reads))
     for label, one, other in zip(case.parameters, received, expected, strict=True):
         assert float((one - other).norm()) <= 1e-9 * float(other.norm()), label
     torch.compiler.reset()
@@ -46,7 +46,7 @@ def test_cosine_ladder_is_the_mean_cosine() -> None:
     torch.manual_seed(0)
     case = CASES["bert"]()
     rule = CosineLadder(stepsize=1.0, alpha=0.5, rung="regulariser", space="logits", tokens=ALL)
-    for one, other in zip(_received(case, rule), _expected(case, "cosine", 0.5 / 3), strict=True):
+    for one, other in zip(received_by(case, rule), expected_of(case, "cosine", 0.5 / 3), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-14)
 
 
@@ -57,7 +57,7 @@ def test_value_output_circuits_match_the_reference(name: str) -> None:
     value, out, parts = VALUES[name](case)
     heads = len(case.reads)
     rule = SVGD(stepsize=0.3, alpha=0.7, kernel="cosine", space="logits", circuits="qk+ov", tokens=ALL)
-    _received(case, rule)
+    received_by(case, rule)
     inputs: list[torch.Tensor] = []
     hook = case.query_module.register_forward_pre_hook(lambda module, args: inputs.append(args[0].detach()))
     case.call()
@@ -159,7 +159,7 @@ def test_gradients_of_values_are_unchanged() -> None:
     assert not torch.equal(case.attention.query.weight.grad, before["encoder.layer.1.attention.self.query.weight"])
 
 
-def _received(case: Case, rule: SVGD, is_compiled: bool = False) -> list[torch.Tensor]:
+def received_by(case: Case, rule: SVGD, is_compiled: bool = False) -> list[torch.Tensor]:
     """Gradients after a step with a loss of zero: the force alone."""
     model = case.model.train()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)  # weights stay; lr=0 would not count as a step
@@ -172,7 +172,7 @@ def _received(case: Case, rule: SVGD, is_compiled: bool = False) -> list[torch.T
     return [case.attention.get_parameter(name).grad for name in case.parameters]  # type: ignore[misc]
 
 
-def _expected(case: Case, kernel: str, factor: float) -> list[torch.Tensor]:
+def expected_of(case: Case, kernel: str, factor: float) -> list[torch.Tensor]:
     """Gradients by the reference, from the captured inputs of the projections."""
     inputs: dict[str, torch.Tensor] = {}
 

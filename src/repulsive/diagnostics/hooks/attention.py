@@ -70,7 +70,7 @@ def recorded_logits(
     with ExitStack() as stack:
         recorder = _Recorder(partial(_record_logits, record, items, guard))
         for layer in layers:
-            if layer.kind in ("projection", "result"):
+            if layer.kind in ("projection", "parameter", "result"):
                 recorder.hook(stack, layer)
         stack.enter_context(recorder)
         yield

@@ -1,7 +1,8 @@
 r"""Find the attention layers of a model, and read or replace the outputs of their heads.
 
 Multi-head attention is $\sum_h W^O_h o_h$: the input of the output projection is the concatenated head outputs $o_h$.
-A hook on that input reads or replaces the output of each head, whatever backend computed it.
+A hook on that input reads or replaces the output of each head, whatever backend computed it. In einsum notation the
+projection is a parameter, and the tensor that it is multiplied with is read or replaced.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,10 @@ from torch.nn import functional as F
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.heads.products.weight_products import WeightProduct, intercept_products
 from repulsive.heads.table.match import is_conv1d
-from repulsive.heads.table.output_projection import output_projection
+from repulsive.heads.table.output_projection import output_parameter, output_projection
+from repulsive.heads.token_order import is_time_first
 
 Change = Callable[["AttentionLayer", Tensor], Tensor | None]  # layer, head outputs -> new outputs; None: no change
 
@@ -36,11 +40,13 @@ class AttentionLayer:
         attention: the attention module.
         module: the module to hook: the output projection, or the attention module itself.
         kind: "projection" (the input of the output projection holds the heads), "torch" (`nn.MultiheadAttention`,
-            which never calls its projection as a module), "result" (no projection: the result of the attention module
+            which never calls its projection as a module), "parameter" (the projection is a parameter of the attention
+            module, as in einsum notation), "result" (no projection: the result of the attention module
             has a head axis, [B, M, d]) or "graph" (no projection: the result of message passing has a head axis,
             [nodes, M, d], before heads are concatenated or averaged).
         head_dim: d, the width of a head; 0 if it is known only from the result.
         projection: dotted name of the output projection; "" if there is none.
+        axis: axis of heads in a projection that is a parameter; the next axis is that of their features.
     """
 
     name: str
@@ -52,6 +58,7 @@ class AttentionLayer:
     kind: str
     head_dim: int
     projection: str = ""
+    axis: int = 0
 
 
 def find_attention_layers(
@@ -112,16 +119,27 @@ def hookable_layers(
 
 
 @contextmanager
-def replaced_head_outputs(layers: Sequence[AttentionLayer], change: Change) -> Iterator[None]:
+def replaced_head_outputs(
+    layers: Sequence[AttentionLayer], change: Change, *, only_reads: bool = False
+) -> Iterator[None]:
     """Call `change(layer, heads)` with head outputs [B, T, M, d], and use its result unless it returns None.
 
     Packed tokens and the nodes of a graph have the shape [1, N, M, d], additive attention has [B, 1, M, d]. In nested
     contexts the inner `change` receives the result of the outer one. All hooks are removed at the end, also after an
     exception.
+
+    Args:
+        layers: the layers.
+        change: called each time one of the layers runs.
+        only_reads: `change` returns None and needs no gradients. Then a pass under activation checkpointing saves the
+            same tensors with and without hooks.
     """
     with ExitStack() as stack:
         for layer in layers:
-            _hook(stack, layer, change)
+            if layer.kind == "parameter":
+                _hook_parameter(stack, layer, change, only_reads)
+            else:
+                _hook(stack, layer, change)
         yield
 
 
@@ -130,8 +148,11 @@ def output_weight(layer: AttentionLayer) -> Tensor:
     """Return the weight of a layer's output projection, [d_model, M d], including an adapter around it.
 
     Args:
-        layer: a layer with an output projection (kind "projection" or "torch").
+        layer: a layer with an output projection (kind "projection", "torch" or "parameter").
     """
+    if layer.kind == "parameter":
+        own = layer.attention.get_parameter(layer.projection.rpartition(".")[2]).detach()
+        return own.movedim((layer.axis, layer.axis + 1), (0, 1)).flatten(0, 1).mT  # [d_model, M d]
     width = layer.num_heads * layer.head_dim
     projection: nn.Module = layer.attention.out_proj if layer.kind == "torch" else layer.module  # type: ignore[assignment]
     if isinstance(projection, _IdentityProjection):  # inside a context that replaces head outputs
@@ -157,7 +178,7 @@ def _attention_layer(
     attention, first = modules[name], groups[0]
     heads = max(group.num_heads for group in groups)
     value = next((group for group in groups if "v" in group.part), None)
-    head_dim = value.slices[0].rows.shape[1] if value else 0
+    head_dim = value.head_dim if value else 0
     position = (name, first.layer, first.where, heads, attention)
     if out is None and first.family == "additive":
         return AttentionLayer(*position, attention, "result", 0)
@@ -169,19 +190,18 @@ def _attention_layer(
         kind = "torch" if isinstance(attention, nn.MultiheadAttention) else "projection"
         hooked = attention if kind == "torch" else projection
         return AttentionLayer(*position, hooked, kind, width // heads, path)
-    raise HeadLayoutError(_no_projection(name or type(attention).__name__, heads, head_dim, value, out))
+    if (parameter := output_parameter(modules, name, first.family, heads, head_dim, out)) is not None:
+        path, axis = parameter
+        return AttentionLayer(*position, attention, "parameter", head_dim, path, axis)
+    raise HeadLayoutError(_no_projection(name or type(attention).__name__, heads, head_dim, out))
 
 
-def _no_projection(name: str, heads: int, head_dim: int, value: HeadGroup | None, out: str | None) -> str:
-    if value is not None and value.slices[0].parameter().ndim > 2:
-        return (
-            f"{name}: its heads are in parameters such as {value.slices[0].parameter_name}, and no module takes their "
-            "outputs; outputs and ablation need an output projection that is a module, such as nn.Linear"
-        )
+def _no_projection(name: str, heads: int, head_dim: int, out: str | None) -> str:
     expected = f"{heads} heads of size {head_dim}" if head_dim else f"{heads} heads"
     problem = f"{out!r} is not a projection" if out is not None else "found no output projection"
     remedy = f'name it: out={{"{name}": "dotted.name.of.the.projection"}}'
-    return f"{name}: {problem} that takes {expected}; pass example_inputs=..., or {remedy}"
+    kinds = "a module such as nn.Linear, or a parameter [heads, features, outputs]"
+    return f"{name}: {problem} that takes {expected} ({kinds}); pass example_inputs=..., or {remedy}"
 
 
 def _hook(stack: ExitStack, layer: AttentionLayer, change: Change) -> None:
@@ -253,6 +273,39 @@ def _hook_torch(stack: ExitStack, layer: AttentionLayer, change: Change) -> None
         return F.linear(heads, original.weight, original.bias), *result[1:]
 
     stack.callback(attention.register_forward_hook(after_attention, prepend=True).remove)
+
+
+# Changes of all open contexts, the outermost first, and whether each only reads.
+_OPEN: WeakKeyDictionary[nn.Module, list[tuple[Change, bool]]] = WeakKeyDictionary()
+
+
+def _hook_parameter(stack: ExitStack, layer: AttentionLayer, change: Change, only_reads: bool) -> None:
+    changes = _OPEN.setdefault(layer.attention, [])
+    changes.append((change, only_reads))
+    stack.callback(changes.pop)
+    if len(changes) > 1:  # an outer context applies all changes
+        return
+    swap = is_time_first(layer.attention)
+
+    def before_product(product: WeightProduct) -> Tensor | None:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not all(reads for _, reads in changes)):
+            return changed_operand(product)
+
+    def changed_operand(product: WeightProduct) -> Tensor | None:
+        heads = product.heads_in(layer.axis)
+        if heads is None:
+            return None
+        shape, is_changed = heads.shape, False
+        flat = (heads.transpose(0, 1) if swap else heads).flatten(-2)  # [..., M d]
+        for each, _ in changes:
+            new = _changed(layer, each, flat)
+            flat, is_changed = (flat, is_changed) if new is None else (new, True)
+        if not is_changed:
+            return None
+        heads = flat.unflatten(-1, shape[-2:])
+        return product.with_heads(layer.axis, heads.transpose(0, 1) if swap else heads)
+
+    intercept_products(stack, layer.attention, {layer.projection.rpartition(".")[2]: before_product})
 
 
 def _changed(layer: AttentionLayer, change: Change, x: Tensor) -> Tensor | None:

@@ -9,7 +9,14 @@ from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError
 from repulsive.heads import HeadGroup
-from repulsive.heads.after_projection import added_bias, clip_limit, norm_between, projects_positions, unknown_change
+from repulsive.heads.after_projection import (
+    added_bias,
+    clip_limit,
+    norm_between,
+    own_bias,
+    projects_positions,
+    unknown_change,
+)
 from repulsive.heads.layout import HeadSlice
 from repulsive.heads.module_paths import clean, module_of, unwrap
 
@@ -20,12 +27,14 @@ class Projection:
 
     Args:
         group: the heads of the projection.
-        module: the module whose result holds the heads; for `nn.MultiheadAttention`, the attention module itself.
+        module: the module whose result holds the heads; for `nn.MultiheadAttention` and weights in einsum notation, the
+            attention module itself.
         added: bias that the attention module adds to the result; None if there is none.
         norm: norm that is applied to the result before the dot product; None if there is none.
         clip: limit to which values are clipped after the norm; None if they are not.
         width: number of features of a head that are recorded; None for all. In latent attention (DeepSeek) the other
             features of a query encode positions.
+        bias: bias of a weight in einsum notation; None if there is none.
     """
 
     group: HeadGroup
@@ -34,6 +43,12 @@ class Projection:
     norm: nn.Module | None = None
     clip: float | None = None
     width: int | None = None
+    bias: HeadSlice | None = None
+
+    @property
+    def is_parameter(self) -> bool:
+        """Whether the weight is a parameter in einsum notation."""
+        return self.group.slices[0].feature_axis is not None
 
     @property
     def rows(self) -> Tensor:
@@ -112,9 +127,11 @@ def _projection(modules: Mapping[str, nn.Module], attention: nn.Module, group: H
     first = group.slices[0]
     if isinstance(attention, nn.MultiheadAttention):
         return Projection(group, attention)
+    changes = added_bias(attention, group), norm_between(attention, group.part), clip_limit(attention)
+    if first.feature_axis is not None and first.module is attention and len(group.slices) == 1:
+        return Projection(group, attention, *changes, bias=own_bias(first))
     if first.attribute != "weight":
         raise HeadLayoutError(f"{first.parameter_name} is a parameter outside any projection module")
     path = first.parameter_name.removesuffix(".weight").split(".lora_B.")[0]  # the adapted layer, not the adapter
     module = modules.get(path, first.module)
-    changes = added_bias(attention, group), norm_between(attention, group.part), clip_limit(attention)
     return Projection(group, module, *changes)

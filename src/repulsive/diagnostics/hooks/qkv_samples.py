@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from repulsive.diagnostics.hooks.calling import TokenMask, call, evaluating, items_in, token_masks
 from repulsive.diagnostics.hooks.qkv_layers import Projection, QKVLayer
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch
+from repulsive.heads.products.weight_products import WeightProduct, intercept_products
+from repulsive.heads.token_order import is_time_first
 from repulsive.particles.gram import compute_dtype
 from repulsive.particles.logits import centre_keys
 
@@ -223,7 +225,26 @@ class _Recorder:
                 self.result.problem = f"it projects {len(out)} tokens, but the mask of the inputs has {real.shape[1]}"
                 return
             out = out.transpose(0, 1)
-        heads = out[..., projection.rows.to(out.device)]  # [S, n, M, d], a copy
+        self.heads_ran(part, out[..., projection.rows.to(out.device)])  # [S, n, M, d], a copy
+
+    def product_ran(self, part: str, product: WeightProduct, result: Tensor) -> None:
+        """Record the product of tokens with a weight in einsum notation."""
+        projection = self.result.layer.parts[part]
+        weight = projection.group.slices[0]
+        assert weight.feature_axis is not None
+        heads = product.heads_out(result, weight.axis, weight.feature_axis)
+        if heads is None or heads.ndim < 3:
+            self.result.problem = f"{weight.parameter_name} is not multiplied as [heads, inputs, features]"
+            return
+        heads = heads.unsqueeze(0) if heads.ndim == 3 else heads.flatten(1, -3)
+        heads = heads.transpose(0, 1) if is_time_first(projection.module) else heads  # [S, n, M, d]
+        if projection.bias is not None and not product.has_bias:
+            heads = heads + projection.bias.take(projection.bias.parameter().detach()).to(heads)
+        self.heads_ran(part, heads.clone())
+
+    def heads_ran(self, part: str, heads: Tensor) -> None:
+        """Record projected tokens [S, n, M, d], before biases of the attention module, norm and clipping."""
+        projection = self.result.layer.parts[part]
         if projection.added is not None:
             heads = heads + projection.added.take(projection.added.parameter().detach()).to(heads)
         self.flush(part)
@@ -290,9 +311,16 @@ def _hook_projection(stack: ExitStack, part: str, projection: Projection, record
         recorder.projection_ran(part, out)
 
     @torch.no_grad()
+    def after_product(product: WeightProduct, result: Tensor) -> None:
+        recorder.product_ran(part, product, result)
+
+    @torch.no_grad()
     def after_norm(_module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
         recorder.norm_ran(part, args[0] if args else out, out)
 
-    stack.callback(projection.module.register_forward_hook(after_projection).remove)
+    if projection.is_parameter:
+        intercept_products(stack, projection.module, after={projection.group.slices[0].attribute: after_product})
+    else:
+        stack.callback(projection.module.register_forward_hook(after_projection).remove)
     if projection.norm is not None:
         stack.callback(projection.norm.register_forward_hook(after_norm).remove)

@@ -10,6 +10,11 @@ slowest to the fastest, as in einops.
     group q+k+v dim            per key-value head: the q heads it serves, then its k, then its v
     4 qvk head dim             a number is an axis over which the heads are divided
 
+A weight in einsum notation has one axis for heads and one for features. Its layout names all of its axes, with `in` for
+the inputs:
+
+    q head in dim              a parameter [heads, inputs, features]
+
 Letters other than q, k and v (such as g for a gate) take up features but belong to no head. In a block that contains q,
 `head` is the number of query heads; in other blocks it is the number of key-value heads.
 """
@@ -72,7 +77,8 @@ class Family:
         heads: attribute paths that may hold the number of (query) heads, tried in order.
         kv_heads: attribute paths that may hold the number of key-value heads; if none exists, the shapes decide.
         where: "encoder", "decoder" or "cross", used if neither the path nor the module shows it.
-        out: attribute path of the output projection; "../" starts from the parent module.
+        out: attribute path of the output projection; "../" starts from the parent module. In einsum notation, the name
+            of a parameter, in which the features of a head follow the axis of heads.
         package: top-level package that defines the classes. A class of the same name in another package is a guess.
     """
 
@@ -90,12 +96,15 @@ class Family:
         return self.classes == ("*",)
 
 
-def _separate(q: str, k: str, v: str) -> tuple[tuple[str, str], ...]:
-    return ((q, "q head dim"), (k, "k head dim"), (v, "v head dim"))
+def _separate(q: str, k: str, v: str, axes: str = "head dim") -> tuple[tuple[str, str], ...]:
+    return ((q, f"q {axes}"), (k, f"k {axes}"), (v, f"v {axes}"))
 
 
 _transformers = partial(Family, package="transformers")
 _geometric = partial(Family, package="torch_geometric", heads=("heads",))
+_lens = partial(
+    Family, package="transformer_lens", heads=("cfg.n_heads",), kv_heads=("cfg.n_key_value_heads",), out="W_O"
+)
 
 _PROJ = _separate("q_proj", "k_proj", "v_proj")
 _BERT = _separate("query", "key", "value")
@@ -145,6 +154,13 @@ FAMILIES: tuple[Family, ...] = (
     _transformers("vit", ("ViTAttention",), _PROJ, where="encoder", out="o_proj"),
     _transformers("vit", ("ViTSelfAttention",), _BERT, where="encoder", out="../output.dense"),
     _transformers("modernbert", ("ModernBertAttention",), (("Wqkv", "qkv head dim"),), where="encoder", out="Wo"),
+    _transformers(
+        "xlnet",
+        ("XLNetRelativeAttention",),
+        _separate("q", "k", "v", axes="in head dim"),
+        where="encoder",
+        out="o",
+    ),
     # encoder-decoders
     _transformers("t5", ("*T5Attention", "UMT5Attention"), _separate("q", "k", "v"), heads=("n_heads",), out="o"),
     _transformers(
@@ -204,6 +220,9 @@ FAMILIES: tuple[Family, ...] = (
         where="decoder",
         out="o_proj",
     ),
+    # TransformerLens (HookedTransformer, until version 3)
+    _lens("transformer-lens", ("Attention",), _separate("W_Q", "W_K", "W_V", axes="head in dim")),
+    _lens("transformer-lens", ("GroupedQueryAttention",), _separate("W_Q", "_W_K", "_W_V", axes="head in dim")),
     # teaching and translation code
     Family("annotated", ("MultiHeadedAttention",), _separate("linears.0", "linears.1", "linears.2"), out="linears.3"),
     Family(

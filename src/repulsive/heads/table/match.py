@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from repulsive.errors import HeadLayoutError, UnsupportedWeights
 from repulsive.heads.module_paths import INNER
 from repulsive.heads.table.families import HEAD_DIM, NO_HEADS, Family
 from repulsive.heads.table.known_families import known_families
-from repulsive.heads.table.parse_layout import rows_of
+from repulsive.heads.table.parse_layout import heads_along_axis, rows_of
 from repulsive.heads.table.surveyed_classes import SURVEYED
 
 
@@ -70,8 +70,8 @@ def match(module: nn.Module) -> tuple[Match | None, str]:
     if reason:
         return None, reason
     for family, proof in _candidates(module):
-        targets = [follow(module, path) for path, _ in family.projections]
-        if not all(_is_projection(target, family) for target in targets):
+        targets = [(follow(module, path), layout) for path, layout in family.projections]
+        if not all(_is_projection(target, family, layout) for target, layout in targets):
             continue
         heads = _number(module, family.heads)
         if heads is None:
@@ -174,7 +174,12 @@ def _heads_of(module: nn.Module, family: Family, heads: int, proof: str) -> Matc
         if family.generic and layout == "qkv head dim" and kv_heads != heads:
             layout = "q head dim | kv head dim"  # fewer k and v features than q features
         for weight in projection:
-            for part, rows in rows_of(layout, weight.features, heads, kv_heads).items():
+            if "in" in layout.split():
+                axis, table = heads_along_axis(layout, weight.tensor.shape, heads, kv_heads)
+                weight = replace(weight, axis=axis)
+            else:
+                table = rows_of(layout, weight.features, heads, kv_heads)
+            for part, rows in table.items():
                 parts.setdefault(part, []).append((weight, rows))
     if family.generic:
         _check_widths(module, family, heads, parts)
@@ -218,12 +223,13 @@ def _check_widths(module: nn.Module, family: Family, heads: int, parts: dict[str
         )
 
 
-def _is_projection(target: object, family: Family) -> bool:
+def _is_projection(target: object, family: Family, layout: str) -> bool:
     if isinstance(target, nn.Module):
         weight = getattr(target, "weight", None)
         return hasattr(target, "lora_B") or hasattr(target, "base_layer") or isinstance(weight, Tensor)
     # In a listed class a tensor that is not a parameter is a parametrised weight; `_checked` raises for it.
-    return isinstance(target, Tensor if not family.generic else nn.Parameter) and target.ndim == 2
+    axes = 3 if "in" in layout.split() else 2
+    return isinstance(target, Tensor if not family.generic else nn.Parameter) and target.ndim == axes
 
 
 def _number(module: nn.Module, paths: tuple[str, ...]) -> int | None:

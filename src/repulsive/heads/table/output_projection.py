@@ -73,6 +73,38 @@ def output_projection(
     return None
 
 
+def output_parameter(
+    modules: Mapping[str, nn.Module], name: str, family: str, heads: int, head_dim: int, out: str | None = None
+) -> tuple[str, int] | None:
+    """Find the output weight of an attention layer in einsum notation, a parameter [heads, features, outputs].
+
+    Args:
+        modules: all modules of the model by dotted name.
+        name: dotted name of the attention module.
+        family: name of the family table row that matched the module.
+        heads: number of query heads.
+        head_dim: width of a head's values.
+        out: dotted name of the parameter, if the caller knows it.
+
+    Returns:
+        The parameter's dotted name, and its axis that counts heads; the next axis counts the features of a head.
+    """
+    table = [_absolute(name, f.out) for f in known_families() if f.name == family and f.out]
+    for path in table if out is None else [out]:
+        owner, _, attribute = path.rpartition(".")
+        axis = heads_axis(modules[name]._parameters.get(attribute), heads, head_dim) if owner == name else None
+        if axis is not None:
+            return path, axis
+    return None
+
+
+def heads_axis(weight: Tensor | None, heads: int, head_dim: int) -> int | None:
+    """Find the axis of an output weight that counts heads and is followed by their features; None if there is none."""
+    if weight is None or weight.ndim != 3:
+        return None
+    return next((axis for axis in (0, 1) if tuple(weight.shape[axis : axis + 2]) == (heads, head_dim)), None)
+
+
 def _absolute(name: str, path: str) -> str:
     parent = name.rpartition(".")[0] if path.startswith("../") else name
     return ".".join(part for part in (parent, path.removeprefix("../")) if part)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 
 import torch
@@ -46,6 +47,33 @@ def rows_of(layout: str, features: int, heads: int, kv_heads: int | None = None)
         start += grid.numel()
         tables |= _rows_by_part(grid, words, heads // kv_heads)
     return tables
+
+
+def heads_along_axis(layout: str, shape: Sequence[int], heads: int, kv_heads: int) -> tuple[int, dict[str, Tensor]]:
+    """Find the heads of a weight in einsum notation, such as "q head in dim".
+
+    Args:
+        layout: a part (q, k or v) and the axes of the weight: `head`, `in` and `dim`.
+        shape: shape of the weight.
+        heads: number of query heads.
+        kv_heads: number of key-value heads.
+
+    Returns:
+        The axis that counts heads, and for the part its indices along that axis as int64 [heads of that part, 1].
+
+    Raises:
+        HeadLayoutError: the axis does not have as many entries as there are heads.
+
+    Example:
+        >>> axis, rows = heads_along_axis("k in head dim", (8, 2, 4), heads=4, kv_heads=2)
+        >>> axis, rows["k"].tolist()
+        (1, [[0], [1]])
+    """
+    part, *axes = layout.split()
+    axis, expected = axes.index("head"), heads if part == "q" else kv_heads
+    if len(shape) != len(axes) or shape[axis] != expected:
+        raise HeadLayoutError(f"a weight of shape {list(shape)} does not hold {expected} heads as {layout!r}")
+    return axis, {part: torch.arange(expected, device="cpu").view(-1, 1)}
 
 
 def _rows_by_part(grid: Tensor, words: list[str], q_per_kv: int) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, dotted, module_of, number_layers, stack_of, where_of
 from repulsive.heads.table.families import NO_HEADS
 from repulsive.heads.table.match import kinds_of
+from repulsive.heads.trace.feature_axes import with_feature_axes
 from repulsive.heads.trace.gradients import PRESENT, Key, RoleGradients, Trace, same_head_ids
 from repulsive.heads.trace.mixing import CHANNELS
 from repulsive.heads.trace.pairing import with_traced_pairs
@@ -75,6 +76,7 @@ def complete(model: nn.Module, example_inputs: object, groups: Sequence[HeadGrou
     both = sorted((pair for pair in kept if pair[1].status != "mixed"), key=lambda pair: _position(model, pair[0]))
     ordered = number_layers([g for g, _ in both], [module_of(g) for g, _ in both])
     ordered = with_traced_pairs(model, ordered, trace.calls)  # inferred kv heads may have other numbers
+    ordered = with_feature_axes(model, ordered, example_inputs)
     reports = [report for _, report in both]
     proved = [
         replace(group, proof="proved") if report.status == "verified" else group

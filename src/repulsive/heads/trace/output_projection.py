@@ -1,12 +1,13 @@
 """Find output projections by autograd, in classes that do not use one of the usual names.
 
 The input of an output projection is the concatenated outputs of the heads, so its slice i depends on the value rows of
-head i and on those of no other head. Any module whose input passes this test for every head is the projection.
+head i and on those of no other head. Any module whose input passes this test for every head is the projection. In
+einsum notation the projection is a parameter of the attention module, and what it is multiplied with is tested.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 
 from repulsive.heads.call_arguments import call_arguments
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.module_paths import clean, unwrap
-from repulsive.heads.table.output_projection import input_features
+from repulsive.heads.module_paths import clean, dotted, unwrap
+from repulsive.heads.products.weight_products import WeightProduct, intercept_products
+from repulsive.heads.table.output_projection import heads_axis, input_features
 from repulsive.heads.trace.forward_pass import evaluation_mode, without_compilation
 from repulsive.heads.trace.sharded_weights import gathered_weights
 
@@ -35,19 +37,25 @@ def trace_output_projections(
         example_inputs: as in `find_heads`; the model runs on it once, or not at all if there is no candidate.
 
     Returns:
-        Dotted name of an attention module -> dotted name of its output projection, for layers in which exactly one
-        module passes the test.
+        Dotted name of an attention module -> dotted name of its output projection, a module or a parameter, for layers
+        in which exactly one passes the test.
     """
     inner = unwrap(model)
     modules = {clean(name): module for name, module in inner.named_modules()}
-    candidates = {name: paths for name, own in layers.items() if (paths := _candidates(modules, name, own))}
+    parameters = {name: axes for name, own in layers.items() if (axes := _parameters(modules, name, own))}
+    candidates = {
+        name: paths
+        for name, own in layers.items()
+        if (paths := [*_candidates(modules, name, own), *parameters.get(name, ())])
+    }
     values = {name: _value(layers[name]) for name in candidates}
-    watched = {path: modules[path] for paths in candidates.values() for path in paths}
+    watched = {path: modules[path] for paths in candidates.values() for path in paths if path in modules}
+    weights = {modules[name]: axes for name, axes in parameters.items()}
     result: dict[str, str] = {}
-    if not watched:
+    if not candidates:
         return result
     parts = [value.slices[0] for value in values.values() if value is not None]
-    with gathered_weights(inner), _recorded_inputs(inner, watched, parts, example_inputs) as inputs:
+    with gathered_weights(inner), _recorded_inputs(inner, watched, weights, parts, example_inputs) as inputs:
         for name, paths in candidates.items():
             value = values[name]
             assert value is not None  # there are no candidates without values
@@ -58,9 +66,25 @@ def trace_output_projections(
 
 
 def _value(groups: Sequence[HeadGroup]) -> HeadGroup | None:
-    """Return the group of values if each value feature is one row of a matrix, else None."""
+    """Return the group of values if each value feature is one row of a matrix, or its weight has an axis for heads."""
     value = next((group for group in groups if group.part == "v" and len(group.slices) == 1), None)
-    return value if value is not None and value.slices[0].parameter().ndim == 2 else None
+    if value is None or (value.slices[0].parameter().ndim != 2 and value.slices[0].feature_axis is None):
+        return None
+    return value
+
+
+def _parameters(modules: Mapping[str, nn.Module], name: str, groups: Sequence[HeadGroup]) -> dict[str, int]:
+    """List the parameters of an attention module that may be its output weight, each with its axis of heads."""
+    value = _value(groups)
+    if value is None or value.slices[0].feature_axis is None:
+        return {}
+    heads, own = max(group.num_heads for group in groups), {id(p) for group in groups for p in group.parameters()}
+    axes = {
+        dotted(name, attribute): heads_axis(parameter, heads, value.head_dim)
+        for attribute, parameter in modules[name].named_parameters(recurse=False)
+        if id(parameter) not in own
+    }
+    return {path: axis for path, axis in axes.items() if axis is not None}
 
 
 def _candidates(modules: Mapping[str, nn.Module], name: str, groups: Sequence[HeadGroup]) -> list[str]:
@@ -81,9 +105,16 @@ def _candidates(modules: Mapping[str, nn.Module], name: str, groups: Sequence[He
 
 @contextmanager
 def _recorded_inputs(
-    model: nn.Module, watched: Mapping[str, nn.Module], parts: Sequence[HeadSlice], example: object
+    model: nn.Module,
+    watched: Mapping[str, nn.Module],
+    weights: Mapping[nn.Module, Mapping[str, int]],
+    parts: Sequence[HeadSlice],
+    example: object,
 ) -> Iterator[dict[str, Tensor]]:
-    """Run the model once and record the input of each watched module, with its graph back to the weights of `parts`."""
+    """Run the model once and record the input of each watched module, with its graph back to the weights of `parts`.
+
+    The tensors that each of the `weights` (module -> dotted name -> axis of heads) is multiplied with count as inputs.
+    """
     inputs: dict[str, Tensor] = {}
     args, kwargs = call_arguments(model, example)
     with ExitStack() as stack:
@@ -104,8 +135,20 @@ def _recorded_inputs(
                     inputs[path] = args[0]
 
             stack.callback(module.register_forward_pre_hook(record).remove)
+        for module, axes in weights.items():
+            before = {path.rpartition(".")[2]: _record_product(inputs, path, axis) for path, axis in axes.items()}
+            intercept_products(stack, module, before)
         model(*args, **kwargs)
         yield inputs
+
+
+def _record_product(inputs: dict[str, Tensor], path: str, axis: int) -> Callable[[WeightProduct], None]:
+    def record(product: WeightProduct) -> None:
+        heads = product.heads_in(axis)
+        if heads is not None and heads.requires_grad:
+            inputs[path] = heads.flatten(-2)  # [..., M d]
+
+    return record
 
 
 def _is_projection(x: Tensor, groups: Sequence[HeadGroup], value: HeadGroup) -> bool:

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from repulsive.heads.products.reshaped_weights import elements_of, parameter_of
+
 
 class WeightRows(NamedTuple):
     """Rows of a parameter.
@@ -16,7 +18,7 @@ class WeightRows(NamedTuple):
         parameter: the parameter.
         name: its dotted name.
         axis: the parameter's dimension that counts the rows.
-        rows: their indices, int64 [rows].
+        rows: their indices, int64 [rows]; an index is repeated if several features of a weight share it.
     """
 
     parameter: nn.Parameter
@@ -38,7 +40,7 @@ class ParameterIndex:
             self._by_storage.setdefault(parameter.untyped_storage().data_ptr(), []).append((name, parameter))
 
     def find(self, weight: Tensor, axis: int) -> WeightRows | None:
-        """Find the parameter that `weight` is or views, and its rows along `axis`; None if there is none."""
+        """Find the parameter that `weight` is, views or copies, and its rows along `axis`; None if there is none."""
         first = int(weight.storage_offset())
         last = first + sum((n - 1) * stride for n, stride in zip(weight.shape, weight.stride(), strict=True))
         for name, parameter in self._by_storage.get(weight.untyped_storage().data_ptr(), ()):
@@ -53,6 +55,18 @@ class ParameterIndex:
                 start %= parameter.shape[along]
                 if start + size <= parameter.shape[along]:
                     return WeightRows(parameter, name, along, torch.arange(start, start + size, device="cpu"))
+        return self._find_reshaped(weight, axis)
+
+    def _find_reshaped(self, weight: Tensor, axis: int) -> WeightRows | None:
+        """Find the rows behind a reshaped copy of a parameter; a row that `axis` passes several times is repeated."""
+        original = parameter_of(weight)
+        source = None if original is None or original is weight else self.find(original, 0)
+        if source is None:
+            return None
+        elements = elements_of(weight).movedim(axis, 0).flatten(1)[:, 0]
+        for along, places in enumerate(torch.unravel_index(elements, source.parameter.shape)):
+            if len(places.unique()) > 1:
+                return WeightRows(source.parameter, source.name, along, places)
         return None
 
 

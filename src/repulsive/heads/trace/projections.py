@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 MATMUL = ("matmul", "__matmul__", "bmm", "mm", "baddbmm")
 _CONV = ("conv1d", "conv2d", "conv3d")
@@ -41,16 +42,38 @@ def weights_in(
         inputs, output = args[0].replace(" ", "").split("->")
         for i, tensor in enumerate(tensors_in(args)):
             mine, other = inputs.split(",")[i], inputs.split(",")[1 - i]
+            shared = [letter for letter in mine if letter in output and letter in other]  # each head has its own input
             made = [letter for letter in mine if letter in output and letter not in other]
             summed = [letter for letter in mine if letter in other and letter not in output]
-            if made and summed and len(made) + len(summed) == len(mine):
-                axes = [output.index(letter) for letter in made]
-                yield tensor, mine.index(made[0]), axes[0], tuple(axes[1:])
+            if made and summed and len(shared) < 2 and len(shared) + len(made) + len(summed) == len(mine):
+                features = [*shared, *made]
+                axes = [output.index(letter) for letter in features]
+                yield tensor, mine.index(features[0]), axes[0], tuple(axes[1:])
 
 
 def _is_explicit_einsum(args: tuple[Any, ...]) -> bool:
     """Check whether einsum arguments have an explicit output ("->") and no ellipsis."""
     return isinstance(args[0], str) and "." not in args[0] and "->" in args[0]
+
+
+def several_factors(args: tuple[Any, ...]) -> tuple[str, list[tuple[str, Tensor]]] | None:
+    """Split an einsum of more than two tensors: its output and (axes, tensor) pairs, parameters last; None if fewer."""
+    if not _is_explicit_einsum(args) or args[0].count(",") < 2:
+        return None
+    inputs, output = args[0].replace(" ", "").split("->")
+    factors = list(zip(inputs.split(","), tensors_in(args), strict=True))
+    return output, sorted(factors, key=lambda factor: isinstance(factor[1], nn.Parameter))
+
+
+def multiply_in_pairs(output: str, factors: list[tuple[str, Tensor]]) -> Tensor:
+    """Compute an einsum two tensors at a time, so that each product can be recorded."""
+    (axes, result), *rest = factors
+    while rest:
+        (other, tensor), *rest = rest
+        needed = output if not rest else "".join([output, *(letters for letters, _ in rest)])
+        kept = output if not rest else "".join(x for x in dict.fromkeys(axes + other) if x in needed)
+        axes, result = kept, torch.einsum(f"{axes},{other}->{kept}", result, tensor)
+    return result
 
 
 def value_axes(name: str, args: tuple[Any, ...], out: Tensor, left: bool) -> tuple[int, ...]:

@@ -15,10 +15,19 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from repulsive.heads.products.reshaped_weights import note_reshape
 from repulsive.heads.trace.attention_calls import dot_product_operands, longest_sample, varlen
 from repulsive.heads.trace.norms import NORMS, STATISTICS, constant_norm, constant_statistic
 from repulsive.heads.trace.parameter_index import ParameterIndex, WeightRows
-from repulsive.heads.trace.projections import MATMUL, summed_axis, tensors_in, value_axes, weights_in
+from repulsive.heads.trace.projections import (
+    MATMUL,
+    multiply_in_pairs,
+    several_factors,
+    summed_axis,
+    tensors_in,
+    value_axes,
+    weights_in,
+)
 from repulsive.heads.trace.records import Call, Leaf
 from repulsive.heads.trace.usage import UsedOutputs
 
@@ -60,6 +69,9 @@ class Recorder(TorchFunctionMode):
             inner = undispatched(func)
             with self:
                 return inner(*args, **kwargs)
+        if name == "einsum" and (terms := several_factors(args)) is not None:
+            with self:
+                return multiply_in_pairs(*terms)
         if not torch.is_grad_enabled():
             if name in ("softmax", "scaled_dot_product_attention", "_varlen_attn"):
                 inside = f"the autograd function {self._opaque[-1]}" if self._opaque else "torch.no_grad"
@@ -75,6 +87,7 @@ class Recorder(TorchFunctionMode):
         if name in NORMS:
             return self._propagate_tag(args, kwargs, constant_norm(func, name, args, kwargs))
         result = func(*args, **kwargs)
+        note_reshape(func, args, kwargs, result)
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return self._propagate_tag(args, kwargs, result)
         if name in STATISTICS:

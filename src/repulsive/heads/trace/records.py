@@ -16,7 +16,7 @@ class Leaf:
         parameter: the projection's weight.
         name: the weight's dotted name.
         axis: the weight's dimension that counts output features.
-        rows: int64 [features], the weight's row behind each output feature.
+        rows: int64 [features], the weight's row behind each output feature; features of one head may share a row.
         feature_axis: the output's dimension that counts features.
         inner: further output dimensions that come from the weight, if heads and features have separate axes.
     """

@@ -114,7 +114,7 @@ def _trace_tensor(
     def energy_of(index: tuple[int, ...]) -> list[dict[Key, Tensor]]:
         energy = _zero_energy(sources)
         for leaf, grad in _gradients(tensor, _only(noise, heads, index), sources):
-            energy[leaf.name, leaf.axis][leaf.rows] += _per_feature(grad, leaf)
+            energy[leaf.name, leaf.axis].index_add_(0, leaf.rows, _per_feature(grad, leaf))
         return [energy]
 
     places = list(product(*(range(tensor.shape[axis]) for axis in heads)))
@@ -137,7 +137,7 @@ def _trace_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[RoleGradients]
     if has_product and _is_over_channels(call, scores, heads, sources):
         energy = _zero_energy(sources)
         for leaf, grad in _gradients(scores, noise, sources):
-            energy[leaf.name, leaf.axis][leaf.rows] += _per_feature(grad, leaf)
+            energy[leaf.name, leaf.axis].index_add_(0, leaf.rows, _per_feature(grad, leaf))
         reached = {key: e.unsqueeze(0) for key, e in energy.items() if e.any()}
         return [RoleGradients(role, call.owner, reached, norm_widths, CHANNELS, (0,), 1) for role in "qk"]
 
@@ -149,9 +149,9 @@ def _trace_scores(call: Call, leaves: Mapping[int, Leaf]) -> list[RoleGradients]
             is_query = 2 * _positions_reached(grad, leaf) <= count
             total = _per_feature(grad, leaf)
             for part, mine in zip(energy, (is_query, ~is_query), strict=False):
-                part[leaf.name, leaf.axis][leaf.rows] += torch.where(mine.cpu(), total, 0.0)
+                part[leaf.name, leaf.axis].index_add_(0, leaf.rows, torch.where(mine.cpu(), total, 0.0))
         for leaf, grad in _gradients(scores, _only(noise, heads, index), sources):
-            energy[2][leaf.name, leaf.axis][leaf.rows] += _per_feature(grad, leaf)
+            energy[2][leaf.name, leaf.axis].index_add_(0, leaf.rows, _per_feature(grad, leaf))
         return energy
 
     places = list(product(*(range(scores.shape[axis]) for axis in heads)))

@@ -72,8 +72,7 @@ def _norm(projection: Projection, own: Sample | None) -> NormFormula | None:
 def _columns(projection: Projection) -> list[int]:
     """List the widths of the column blocks that are sent: the inputs, then the projected token."""
     weights = [target.slice for target in projection.targets if not target.is_bias]
-    inputs = [part.parameter().shape[1 - part.axis] for part in weights]
-    return [*inputs, projection.group.num_heads * projection.width]
+    return [*(part.inputs for part in weights), projection.group.num_heads * projection.width]
 
 
 def _dtype(projection: Projection) -> torch.dtype:

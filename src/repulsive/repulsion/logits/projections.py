@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import nn
 
 from repulsive.errors import RuleError
-from repulsive.heads.after_projection import added_bias, clip_limit, norm_between, unknown_change
+from repulsive.heads.after_projection import added_bias, clip_limit, norm_between, own_bias, unknown_change
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.heads.products.per_head_weights import PerHeadSlice
 from repulsive.heads.sharded_tensors import is_sharded
+from repulsive.heads.token_order import is_time_first
 
 # Weights of an `nn.MultiheadAttention` with kdim or vdim, in the order of their shares of `in_proj_bias`.
 _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
-
-# Files of attention classes whose inputs are [T, B, D].
-_TIME_FIRST = ("transformers.models.fsmt.modeling_fsmt",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +42,8 @@ class Projection:
 
     Args:
         group: the heads of the projection.
-        output: the module whose output contains the projected tokens. For `nn.MultiheadAttention`, whose projections
-            are not modules, the attention module itself.
+        output: the module whose output contains the projected tokens. For `nn.MultiheadAttention` and for weights in
+            einsum notation, whose projections are not modules, the attention module itself.
         targets: parameters that receive the force: the weight and its bias, or the weights of LoRA adapters; then the
             bias that the attention module adds.
         width: number of features of a head that enter the dot product; fewer than its rows if other rows encode
@@ -53,6 +52,7 @@ class Projection:
         norm: norm between the projection and the dot product, or None.
         clip: limit to which values are clipped after the norm, or None.
         is_time_first: whether tokens are [T, B, D] instead of [B, T, D].
+        bias: bias of a weight in einsum notation, or None.
     """
 
     group: HeadGroup
@@ -63,6 +63,13 @@ class Projection:
     norm: nn.Module | None = None
     clip: float | None = None
     is_time_first: bool = False
+    bias: HeadSlice | None = None
+
+    @property
+    def weight(self) -> PerHeadSlice | None:
+        """The weight if it is a parameter in einsum notation, else None."""
+        part = self.group.slices[0]
+        return part if isinstance(part, PerHeadSlice) else None
 
     @property
     def is_torch(self) -> bool:
@@ -169,7 +176,7 @@ def _layer(name: str, parts: dict[str, HeadGroup], modules: dict[str, nn.Module]
         raise RuleError(
             f"{query.name}: space='logits' found no module {name!r} in the model; pass the model that has these heads"
         )
-    widths = query.slices[0].rows.shape[1], key.slices[0].rows.shape[1]
+    widths = query.head_dim, key.head_dim
     width = min(widths)
     content = getattr(attention, "qk_nope_head_dim", None)  # latent attention: other q features encode positions
     if widths[0] != widths[1] and width != content:
@@ -211,7 +218,8 @@ def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: d
         RuleError: the projection is not a single matrix applied to tokens.
     """
     part = group.slices[0]
-    if len(part.parameter().shape) != 2:
+    is_parameter = part.feature_axis is not None and part.module is attention
+    if len(part.parameter().shape) != 2 and not is_parameter:
         raise RuleError(
             f"{part.parameter_name}: space='logits' needs a weight matrix, got shape {list(part.parameter().shape)}; "
             "choose space='sphere' for this layer"
@@ -223,7 +231,7 @@ def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: d
             "layer with match=..., or choose space='sphere'"
         )
     added = added_bias(attention, group)
-    changes = added, norm_between(attention, group.part), clip_limit(attention), _is_time_first(attention)
+    changes = added, norm_between(attention, group.part), clip_limit(attention), is_time_first(attention)
     more = (Target(added, is_bias=True),) if added is not None and added.parameter().requires_grad else ()
     adapted = _adapted(part, modules)
     if adapted is not None:
@@ -236,14 +244,29 @@ def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: d
         raise RuleError(
             f"{group.name}: space='logits' needs one weight per projection, got {count}; choose space='sphere'"
         )
+    if is_parameter:
+        return _parameter_projection(group, more, width, changes)
     targets = (Target(part), *_bias(part), *more)
     return Projection(group, part.module, targets, width, *changes)
 
 
-def _is_time_first(attention: nn.Module) -> bool:
-    if isinstance(attention, nn.MultiheadAttention):
-        return not attention.batch_first
-    return type(attention).__module__ in _TIME_FIRST
+def _parameter_projection(
+    group: HeadGroup,
+    more: tuple[Target, ...],
+    width: int,
+    changes: tuple[HeadSlice | None, nn.Module | None, float | None, bool],
+) -> Projection:
+    """Build the projection by a weight in einsum notation."""
+    part = group.slices[0]
+    if is_sharded(part.parameter()):
+        raise RuleError(
+            f"{part.parameter_name}: space='logits' does not support sharded weights in einsum notation; train without "
+            "sharding, or choose space='sphere'"
+        )
+    weight, bias = PerHeadSlice.of(part), own_bias(part)
+    trained = (Target(bias, is_bias=True),) if bias is not None and bias.parameter().requires_grad else ()
+    targets = (Target(weight), *trained, *more)
+    return Projection(replace(group, slices=(weight,)), part.module, targets, width, *changes, bias=bias)
 
 
 def _bias(part: HeadSlice) -> list[Target]:

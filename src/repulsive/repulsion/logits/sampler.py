@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from repulsive.repulsion.logits.padding import (
     name_arguments,
     valid_tokens,
 )
+from repulsive.repulsion.logits.parameter_tokens import ParameterTokens
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection
 from repulsive.repulsion.logits.samples import Sample, Samples, grid_of
 
@@ -66,6 +68,7 @@ class Sampler:
         self._projections: dict[nn.Module, list[int]] = defaultdict(list)  # indices of the calls of each module
         self._calls: list[list[_Member]] = []
         self._find_calls()
+        self._products = ParameterTokens()
         self._adapters = self._find_adapters()
         # Parts that the current call of a layer has not projected yet, for layers that also project positions.
         self._open: dict[int, set[str]] = {
@@ -110,9 +113,14 @@ class Sampler:
         if self._layer_hooks:
             return
         for number, layer in enumerate(self.layers):
-            if layer.attention not in self._projections:
+            attention = layer.attention
+            if attention not in self._projections or self._has_parameters(number):
                 hook = Hook(self, "_on_attention", number)
-                self._layer_hooks.append(layer.attention.register_forward_pre_hook(hook, with_kwargs=True))
+                self._layer_hooks.append(attention.register_forward_pre_hook(hook, with_kwargs=True))
+            if self._has_parameters(number):
+                begin, end = Hook(self, "_begin_products", number), Hook(self, "_end_products")
+                self._layer_hooks.append(attention.register_forward_pre_hook(begin))
+                self._layer_hooks.append(attention.register_forward_hook(end, prepend=True, always_call=True))
         for module in self._projections:
             self._layer_hooks.append(module.register_forward_hook(Hook(self, "_on_projection"), with_kwargs=True))
         for number, adapter in enumerate(self._adapters):
@@ -123,6 +131,8 @@ class Sampler:
         calls: dict[tuple[object, ...], list[_Member]] = defaultdict(list)
         for number, layer in enumerate(self.layers):
             for part, projection in layer.watched.items():
+                if projection.weight is not None:
+                    continue  # its products are intercepted
                 apart = part if projection.is_torch else _role(part) if layer.where == "cross" else ""
                 calls[projection.output, apart].append((number, part, projection))
         self._calls = list(calls.values())
@@ -157,6 +167,7 @@ class Sampler:
 
     def _on_model(self, is_outer: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling():
+            self._products.abandon()
             if module is unwrap(self._model) and module.training and torch.is_grad_enabled():
                 self._is_eager = True
             if is_capturing():
@@ -190,6 +201,25 @@ class Sampler:
             torch.ops.repulsive.keep_adapter_input(args[0].detach(), self.number, number, self.written)
         else:
             self.taken.adapter_inputs[module] = args[0].detach()
+
+    def _has_parameters(self, number: int) -> bool:
+        return any(projection.weight is not None for projection in self.layers[number].watched.values())
+
+    def _begin_products(self, number: int, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.compiler.is_compiling():
+            torch.ops.repulsive.begin_layer(self.number, number, self.written)  # raises an error if it runs
+        elif self._is_sampled(module):
+            self._products.begin(module, self.layers[number].watched, partial(self._on_product, number))
+
+    def _end_products(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._has_run |= module.training and torch.is_grad_enabled()
+            self._products.end(module)
+
+    def _on_product(self, number: int, part: str, projection: Projection, tokens: Tensor, heads: Tensor) -> None:
+        shape = grid_of(tokens, projection)
+        valid = self._real_tokens(self._local.get(number, {}), shape, number, part)
+        self._take([(number, part, projection)], tokens, heads, valid, shape)
 
     def _on_projection(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not torch.compiler.is_compiling() and module.training and torch.is_grad_enabled():
@@ -227,7 +257,17 @@ class Sampler:
     # -- calls of operators in compiled models --------------------------------------------------------------------
 
     def begin_layer(self, layer: int) -> None:
-        """Start a call of a layer that also projects positions."""
+        """Start a call of a layer that also projects positions.
+
+        Raises:
+            RuleError: the weights of the layer are in einsum notation, whose products compiled code does not show.
+        """
+        if self._has_parameters(layer):
+            name = self.layers[layer].name
+            raise RuleError(
+                f"{name}: space='logits' does not support torch.compile with weights in einsum notation; train without "
+                "torch.compile, or choose space='sphere'"
+            )
         self._open[layer] = set(self.layers[layer].watched)
 
     def take_tokens(self, call: int, given: Tensor, result: Tensor, valid: Tensor | None) -> None:

@@ -88,9 +88,8 @@ class _Source:
         columns = slice(first, first + count) if is_contiguous else rows
         modules = [target.slice.module for target in projection.targets if not target.is_bias]
         adapters = modules if modules[0] is not projection.output else []
-        weight = projection.group.slices[0]
-        features = int(weight.parameter().shape[weight.axis])
         sizes = projection.group.num_heads, projection.width
+        features = projection.group.slices[0].features
         return cls(projection, projection.is_torch, sizes, columns, features, adapters)
 
     def take_columns(self, outputs: Tensor) -> Tensor:
@@ -241,7 +240,7 @@ class Samples:
         """
         target = projection.targets[0].slice
         weight = target.parameter().detach()
-        if is_sharded(weight) or target.module is not projection.output:
+        if is_sharded(weight) or target.module is not projection.output or projection.weight is not None:
             return
         rows = projection.rows.flatten().to(weight.device)
         expected = given @ weight.movedim(target.axis, 0)[rows].to(given.dtype).T

@@ -8,7 +8,8 @@ and to the heads' columns of the output projection.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup, HeadSlice, whole_tensor
 from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.heads.products.per_head_weights import PerHeadSlice
 from repulsive.heads.table.match import is_conv1d
-from repulsive.heads.table.output_projection import output_projection
+from repulsive.heads.table.output_projection import output_parameter, output_projection
 from repulsive.heads.trace.output_projection import trace_output_projections
 from repulsive.particles.gram import compute_dtype, full_precision
 from repulsive.particles.logits import Circuits, function_gram
@@ -62,6 +64,16 @@ class ValueLayer:
         return (self.value.group, self.value.targets), (self.out, (Target(self.out.slices[0]),))
 
 
+class _Output(NamedTuple):
+    """An output projection: the module that owns its weight, the weight's name, and its axis of heads or features."""
+
+    path: str
+    module: nn.Module
+    attribute: str
+    axis: int
+    ndim: int = 2  # expected number of axes
+
+
 def output_groups(model: nn.Module, groups: Sequence[HeadGroup], example_inputs: object = None) -> list[HeadGroup]:
     """Find the columns of every output projection that belong to each head, as groups with the part "o".
 
@@ -77,12 +89,12 @@ def output_groups(model: nn.Module, groups: Sequence[HeadGroup], example_inputs:
     layers: dict[str, list[HeadGroup]] = {}
     for group in groups:
         layers.setdefault(module_of(group), []).append(group)
-    found = {name: _usual_projection(modules, name, own) for name, own in layers.items()}
+    found = {name: _named_projection(modules, name, own) for name, own in layers.items()}
     remedy = "pass example_inputs=..., without groups, to find it by autograd, or choose circuits='qk'"
     if example_inputs is not None:
         unknown = {name: layers[name] for name, projection in found.items() if projection is None}
         traced = trace_output_projections(model, unknown, example_inputs)
-        found |= {name: (path, modules[path]) for name, path in traced.items()}
+        found |= {name: _named_projection(modules, name, layers[name], path) for name, path in traced.items()}
         remedy = "choose circuits='qk'"
     outputs = [_outputs(own, found[name], remedy) for name, own in layers.items()]
     _refuse_adapted(model, outputs)
@@ -114,10 +126,16 @@ def value_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> list[ValueLay
     pairs = []
     for name, parts in layers.items():
         value, attention = parts["v"], modules[name]
-        projection = projection_of(value, value.slices[0].rows.shape[1], attention, modules)
+        projection = projection_of(value, value.head_dim, attention, modules)
         reads = reads_of(parts["q"], value)
-        pairs.append(ValueLayer(f"{name} (values)", attention, value.where, projection, parts["o"], reads))
+        pairs.append(ValueLayer(f"{name} (values)", attention, value.where, projection, _by_feature(parts["o"]), reads))
     return pairs
+
+
+def _by_feature(out: HeadGroup) -> HeadGroup:
+    """Return the outputs of a layer with one row for each feature of a head, also for a weight [heads, features, D]."""
+    part = out.slices[0]
+    return out if part.feature_axis is None else replace(out, slices=(PerHeadSlice.of(part, along=part.axis + 1),))
 
 
 def value_force(
@@ -154,28 +172,35 @@ def value_force(
 def _value_and_sizes(groups: Sequence[HeadGroup]) -> tuple[HeadGroup, int, int]:
     """Return the value group of a layer, the number of its query heads, and the width of a head's values."""
     parts = {group.part: group for group in groups}
-    return parts["v"], parts["q"].num_heads, parts["v"].slices[0].rows.shape[1]
+    return parts["v"], parts["q"].num_heads, parts["v"].head_dim
 
 
-def _usual_projection(
-    modules: Mapping[str, nn.Module], name: str, groups: Sequence[HeadGroup]
-) -> tuple[str, nn.Module] | None:
+def _named_projection(
+    modules: Mapping[str, nn.Module], name: str, groups: Sequence[HeadGroup], path: str | None = None
+) -> _Output | None:
+    """Find the output projection of a layer by its path, or by usual names; None if there is none."""
     value, heads, width = _value_and_sizes(groups)
-    found = output_projection(modules, name, value.family, heads, width)
-    return None if found is None else found[:2]
+    sizes = value.family, heads, width, path
+    if (found := output_projection(modules, name, *sizes)) is not None:
+        return _Output(f"{found[0]}.weight", found[1], "weight", 0 if is_conv1d(found[1]) else 1)
+    if (parameter := output_parameter(modules, name, *sizes)) is not None:
+        return _Output(parameter[0], modules[name], parameter[0].rpartition(".")[2], parameter[1], ndim=3)
+    return None
 
 
-def _outputs(groups: Sequence[HeadGroup], projection: tuple[str, nn.Module] | None, remedy: str) -> HeadGroup:
+def _outputs(groups: Sequence[HeadGroup], output: _Output | None, remedy: str) -> HeadGroup:
     value, heads, width = _value_and_sizes(groups)
-    path, module = projection or ("", None)
-    weight = getattr(module, "weight", None)
-    if module is None or not isinstance(weight, nn.Parameter) or weight.ndim != 2:
+    weight = None if output is None else getattr(output.module, output.attribute, None)
+    if output is None or not isinstance(weight, nn.Parameter) or weight.ndim != output.ndim:
         raise RuleError(
             f"{value.name}: circuits='qk+ov' found no output projection for {heads} heads of {width} features; {remedy}"
         )
-    axis = 0 if is_conv1d(module) else 1
-    rows = torch.arange(heads * width, device="cpu").view(heads, width)
-    part = HeadSlice(module, "weight", f"{path}.weight", rows, axis)
+    rows = (
+        torch.arange(heads * width, device="cpu").view(heads, width)
+        if weight.ndim == 2
+        else torch.arange(heads, device="cpu").view(-1, 1)
+    )
+    part = HeadSlice(output.module, output.attribute, output.path, rows, output.axis)
     refuse_tensor_parallel(part)
     title = ".".join(filter(None, (module_of(value), "o")))
     return HeadGroup(title, value.layer, "o", value.where, value.stack, value.family, (part,), proof=value.proof)
