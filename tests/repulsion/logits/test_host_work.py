@@ -83,7 +83,7 @@ def test_masks_of_a_compiled_model_are_copied_before_their_memory_is_reused():
     tokens = torch.randn(6, 10, 16)
     for layer in (0, 1):
         sampler.take_tokens(2 * layer, tokens, tokens, None)
-    assert sampler._local[0]["attention_mask"] is sampler._local[1]["attention_mask"]
+    assert sampler.masks.of_layers[0]["attention_mask"] is sampler.masks.of_layers[1]["attention_mask"]
     assert sampler.samples[0, "q"].weights.all() and sampler.samples[0, "q"].weights is sampler.samples[1, "q"].weights
 
 

@@ -18,17 +18,12 @@ from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import RuleError
 from repulsive.heads.after_projection import projects_positions
-from repulsive.heads.module_paths import is_encoder_decoder, unwrap
+from repulsive.heads.module_paths import unwrap
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.operators import like_compact, register
-from repulsive.repulsion.logits.padding import (
-    compact,
-    know_arguments,
-    masks_in,
-    name_arguments,
-    valid_tokens,
-)
+from repulsive.repulsion.logits.padding import compact, know_arguments, masks_in, name_arguments
 from repulsive.repulsion.logits.parameter_tokens import ParameterTokens
+from repulsive.repulsion.logits.pass_masks import PassMasks
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection
 from repulsive.repulsion.logits.samples import Sample, Samples, grid_of
 
@@ -50,13 +45,7 @@ class Sampler:
         self.taken = Samples(layers, tokens, seed)
         self.wanted = True
         self._model = model
-        self._has_source = _has_source(model, layers)
-        self._masks: dict[str, Tensor] = {}  # masks of the model's last call, by argument name
-        self._local: dict[int, dict[str, Tensor]] = {}  # masks of each attention layer's last call
-        self._valid: dict[
-            tuple[object, ...], tuple[list[Tensor], Tensor | None]
-        ] = {}  # masks of this pass as bool [B, T]
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # address of a mask of a compiled model -> mask and copy
+        self.masks = PassMasks(model, layers)
         self._model_hooks: list[RemovableHandle] = []
         self._layer_hooks: list[RemovableHandle] = []
         self.is_compiled = False  # whether a compiled model has called the hooks
@@ -163,7 +152,7 @@ class Sampler:
     def clear(self) -> None:
         """Discard all tokens and masks."""
         self.taken.clear()
-        self._masks, self._local, self._valid, self._copies = {}, {}, {}, {}
+        self.masks.clear()
 
     def _on_model(self, is_outer: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not torch.compiler.is_compiling():
@@ -174,9 +163,7 @@ class Sampler:
                 self._add_layer_hooks()  # a CUDA graph replays what was recorded, so record the sampling
         if self._is_sampled(module):
             masks = masks_in(module, args, kwargs)
-            if masks or is_outer:  # a wrapper may hide argument names that the inner model has
-                self._masks = masks
-            self._local, self._valid = {}, {}
+            self.masks.begin_pass(masks if masks or is_outer else None)  # a wrapper may hide names of the inner model
 
     def _on_attention(self, number: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not self._is_sampled(module):
@@ -192,7 +179,7 @@ class Sampler:
                 small = torch.ops.repulsive.compact_mask(mask.detach(), self.number)
                 torch.ops.repulsive.keep_mask(small, name, self.number, number, self.written)
         else:
-            self._local[number] = masks
+            self.masks.of_layers[number] = masks
 
     def _on_adapter(self, number: int, module: nn.Module, args: tuple[Any, ...]) -> None:
         if not self._is_sampled(module) or not args:
@@ -218,7 +205,7 @@ class Sampler:
 
     def _on_product(self, number: int, part: str, projection: Projection, tokens: Tensor, heads: Tensor) -> None:
         shape = grid_of(tokens, projection)
-        valid = self._real_tokens(self._local.get(number, {}), shape, number, part)
+        valid = self.masks.real_tokens(self.masks.of_layers.get(number, {}), shape, number, _role(part))
         self._take([(number, part, projection)], tokens, heads, valid, shape)
 
     def _on_projection(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -245,13 +232,13 @@ class Sampler:
             shape = grid_of(given, projection)
             if torch.compiler.is_compiling():
                 masks = masks_in(module, args, kwargs) if is_torch else {}  # `take_tokens` reads those of the layer
-                valid = self._real_tokens(masks, shape, number, part)
+                valid = self.masks.real_tokens(masks, shape, number, _role(part))
                 if valid is not None:  # a new tensor, because samples know masks by their addresses
                     valid = torch.ops.repulsive.compact_mask(valid, self.number)
                 torch.ops.repulsive.take_tokens(given.detach(), result.detach(), valid, self.number, call, self.written)
             else:
-                masks = masks_in(module, args, kwargs) if is_torch else self._local.get(number, {})
-                valid = self._real_tokens(masks, shape, number, part)
+                masks = masks_in(module, args, kwargs) if is_torch else self.masks.of_layers.get(number, {})
+                valid = self.masks.real_tokens(masks, shape, number, _role(part))
                 self._take(members, given.detach(), result.detach(), valid, shape)
 
     # -- calls of operators in compiled models --------------------------------------------------------------------
@@ -277,8 +264,8 @@ class Sampler:
             return
         number, part, projection = self._calls[call][0]
         shape = grid_of(given, projection)
-        if valid is None and (masks := self._local.get(number)):
-            valid = self._valid_tokens(masks, shape, number, part)
+        if valid is None and (masks := self.masks.of_layers.get(number)):
+            valid = self.masks.valid_tokens(masks, shape, number, _role(part))
         self._take(self._calls[call], given, result, valid, shape)
 
     def compact_mask(self, mask: Tensor) -> Tensor:
@@ -286,16 +273,9 @@ class Sampler:
         return compact(mask) if self.wanted or is_capturing() else like_compact(mask)
 
     def keep_mask(self, layer: int, name: str, mask: Tensor) -> None:
-        """Keep a copy of a compact mask of an attention layer for `take_tokens`.
-
-        Layers that share a mask share its copy. The mask is kept, too, so that no other mask gets its address.
-        """
-        if not (self.wanted or is_capturing()):
-            return
-        address = mask.data_ptr()
-        if address not in self._copies or is_capturing():
-            self._copies[address] = mask, mask.clone()
-        self._local.setdefault(layer, {})[name] = self._copies[address][1]
+        """Keep a compact mask of an attention layer for `take_tokens`."""
+        if self.wanted or is_capturing():
+            self.masks.keep_copy(layer, name, mask)
 
     def keep_adapter_input(self, adapter: int, given: Tensor) -> None:
         """Keep a copy of the input of a LoRA adapter for `take_tokens`."""
@@ -318,29 +298,6 @@ class Sampler:
         parts.discard(part)
         return is_first
 
-    def _real_tokens(self, masks: dict[str, Tensor], shape: tuple[int, int], number: int, part: str) -> Tensor | None:
-        """Find the tokens that are not padding, from the masks of the model or else of the layer.
-
-        Layers that receive the same masks share the result, and so the sampled positions.
-        """
-        for some, of_source in ((self._masks, self._has_source), (masks, False)):
-            if some and (valid := self._valid_tokens(some, shape, number, part, of_source)) is not None:
-                return valid
-        return None
-
-    def _valid_tokens(
-        self, masks: dict[str, Tensor], shape: tuple[int, int], number: int, part: str, of_source: bool = False
-    ) -> Tensor | None:
-        """Find the tokens that are not padding; remember the result for other layers with the same masks."""
-        where, role = self.layers[number].where, _role(part)
-        if torch.compiler.is_compiling():
-            return valid_tokens(masks, shape, where, role, of_source)
-        tensors = list(masks.values())
-        key = (*map(id, tensors), shape, where, role if where == "cross" else "", of_source)
-        if key not in self._valid:  # kept with the masks, so that no other tensor gets their ids
-            self._valid[key] = tensors, valid_tokens(masks, shape, where, role, of_source)
-        return self._valid[key][1]
-
     def _tokens(self, projection: Projection, part: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if projection.is_torch:
             named = name_arguments(("query", "key", "value"), args, kwargs)
@@ -361,11 +318,6 @@ class Sampler:
             return is_training and (self._is_eager or self.wanted)  # what is read here makes torch compile again
         is_wanted = self.wanted or is_capturing()
         return is_training and is_wanted and not torch._C._are_functorch_transforms_active()
-
-
-def _has_source(model: nn.Module, layers: Sequence[CircuitLayer]) -> bool:
-    """Check whether a model has an encoder and a decoder, so that `attention_mask` refers to the encoder's tokens."""
-    return is_encoder_decoder(model) or any(layer.where == "cross" for layer in layers)
 
 
 def _role(part: str) -> str:
