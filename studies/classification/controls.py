@@ -23,7 +23,8 @@ ORDER = (
 )
 SHORT = {"cosine-smoothing": "cosine", "svgd": "svgd"}  # arms with controls of their own -> short name
 EXPLANATION = (
-    "`ma@ARM` is plain attention with the learning rate, dropout and weight decay that were chosen for ARM. "
+    "`ma@ARM` is plain attention with the learning rate, dropout and weight decay that were chosen for ARM, "
+    "`ARM@ma` the method with those of plain attention and the strength that was tried with them. "
     "`no repulsion` is the method with alpha = 0: gradients are still smoothed over heads. "
     "`no smoothing` keeps repulsion, and every head follows its own gradient. "
     "`ma, longer` is plain attention with its own settings and half again as many epochs. "
@@ -73,6 +74,9 @@ def list_controls(dataset: str, chosen: Mapping[str, int], epochs: int) -> list[
             at_point.setdefault(trial, []).append(arm)
     controls = [Control(f"{BASELINE}@{arms[0]}", BASELINE, trial, tuple(arms)) for trial, arms in at_point.items()]
     for arm, short in SHORT.items():
+        if chosen.get(arm, plain) != plain:
+            controls.append(Control(f"{short}@{BASELINE}", arm, plain, (arm,)))
+    for arm, short in SHORT.items():
         if arm in chosen:
             controls.append(Control(f"{short}, no repulsion", arm, chosen[arm], (arm,), ("method.alpha=0.0",)))
     if "svgd" in chosen:
@@ -90,6 +94,6 @@ def list_controls(dataset: str, chosen: Mapping[str, int], epochs: int) -> list[
 
 def _rank(dataset: str, control: Control) -> int:
     names = {f"{dataset}/{control.name}"}
-    if "@" in control.name:  # named after the first of several arms
+    if control.name.startswith(f"{BASELINE}@"):  # named after the first of several arms
         names |= {f"{dataset}/{BASELINE}@{arm}" for arm in control.of}
     return next((rank for rank, row in enumerate(ORDER) if names & set(row)), len(ORDER))

@@ -52,6 +52,8 @@ def _describe(control: str) -> str:
     """Describe a control in a few words."""
     if control.startswith(f"{BASELINE}@"):
         return "plain, same settings"
+    if control.endswith(f"@{BASELINE}"):
+        return "itself, plain's settings"
     if control == f"{BASELINE}, longer":
         return "plain, more epochs"
     if control.endswith(f", {ATTRACTION}"):

@@ -40,6 +40,8 @@ def test_controls_change_what_their_names_say(script):  # noqa: F811
         ("ma@frobenius", "ma", 1, ("frobenius",), ()),
         ("svgd, no smoothing", "svgd", 6, ("svgd",), ("method.smoothing=0",)),
         ("ma, longer", "ma", 10, ("frobenius", "svgd", "spos", "cosine-smoothing"), ("training.epochs=12",)),
+        ("cosine@ma", "cosine-smoothing", 10, ("cosine-smoothing",), ()),
+        ("svgd@ma", "svgd", 10, ("svgd",), ()),
         ("cosine, attraction", "cosine-smoothing", 6, ("cosine-smoothing",), ()),
         ("cosine, wrong partner", "cosine-smoothing", 6, ("cosine-smoothing",), ()),
         ("svgd, attraction", "svgd", 6, ("svgd",), ()),
