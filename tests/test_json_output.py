@@ -21,7 +21,7 @@ NO_TABLE = {"export", "translate"}  # verbs that print no table
 
 def documented() -> dict[str, set[str]]:
     """Each command of the page, and the keys of its document."""
-    rows = re.findall(r"^\| `repulsive ([\w ]+)` \|[^|]*\| ([^|]+) \|$", PAGE.read_text(encoding="utf-8"), re.M)
+    rows = re.findall(r"^\| `repulsive ([\w -]+)` \|[^|]*\| ([^|]+) \|$", PAGE.read_text(encoding="utf-8"), re.M)
     return {command.lower(): set(re.findall(r"`(\w+)`", keys)) for command, keys in rows}
 
 
@@ -94,6 +94,9 @@ def test_heads(document):
 def test_inspect(document):
     value = document("inspect", "model", "--sentence", "the movie was great", "--twins", "0")
     assert value["layers"][0]["heads"] == 4 and value["verdict"].endswith(".")
+    words = ["model", "--compare", "model", "--sentence", "the movie was great", "--twins", "0"]
+    value = document("inspect", *words, page="inspect --compare")
+    assert value["before"]["layers"] == value["after"]["layers"] and value["removed"] == []
 
 
 def test_doctor(document):

@@ -216,6 +216,8 @@ def test_other_classes_are_refused_and_do_not_change():
         prune(build("torch packed")[0], [(0, 0)])
     with pytest.raises(HeadLayoutError, match="AdditiveAttention cannot"):
         prune(build("additive")[0], [(0, 0)])
+    with pytest.raises(HeadLayoutError, match=r"Sequential has no attention class .*cannot be pruned"):
+        prune(torch.nn.Sequential(torch.nn.Linear(4, 4)), [(0, 0)])
     assert parameter_count(model) == before
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from repulsive import HeadMonitor, Heads, find_heads
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.inspection import inspect_heads
-from repulsive.errors import HeadLayoutError, NoHeadsFound
+from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError
 
 M, KV, D = 4, 2, 6
 
@@ -68,6 +68,17 @@ def test_a_projection_that_mixes_heads_first_is_refused_with_the_remedy():
         Heads(Blocks(mixed=True), X)
     named = {f"layers.{i}": f"layers.{i}.mix" for i in range(2)}
     assert Heads(Blocks(mixed=True), X, out=named).layers[0].projection == "layers.0.mix"
+
+
+def test_attention_that_is_the_model_itself_is_named_by_the_empty_string():
+    with pytest.raises(HeadLayoutError, match=r'Own: found no output .*name it: out=\{"": "dotted'):
+        Heads(Own(mixed=True), X)
+    assert Heads(Own(mixed=True), X, out={"": "mix"}).layers[0].projection == "mix"
+
+
+def test_a_name_that_is_not_an_attention_layer_is_an_error():
+    with pytest.raises(SelectionError, match=r"no attention layer 'layer.0'; did you mean 'layers.0'"):
+        Heads(Blocks(), X, out={"layer.0": "layers.0.mix"})
 
 
 def test_usual_names_need_no_forward_pass():

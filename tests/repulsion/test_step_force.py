@@ -188,9 +188,11 @@ def test_rules_without_a_ratio_are_warned_about_under_muon(make_model):
     model = make_model()
     with pytest.warns(
         UserWarning,
-        match=r"Muon orthogonalises.*0.03 was measured as 0.1 of one step.*Use force_in='step'.*alpha='auto'",
+        match=r"Muon orthogonalises.*0.03 was measured as 0.1 of one step.*force_in='step' would avoid.*alpha='auto'",
     ):
         repel(model, muon(model), "paper", verbose=False)
+    with pytest.warns(UserWarning, match="but cannot be used here: space='logits' is not supported"):
+        repel(model, muon(model), "logits", verbose=False)
     with pytest.warns(UserWarning, match="Leave force_in out"):
         repel(model, muon(model), "recommended", force_in="gradient", verbose=False)
 

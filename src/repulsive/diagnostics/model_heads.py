@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from repulsive.diagnostics.captured_similarity import contributions
 from repulsive.diagnostics.hooks.attention_layers import (
     AttentionLayer,
+    check_layer_names,
     find_attention_layers,
     replaced_head_outputs,
 )
@@ -47,6 +48,7 @@ class Heads:
     Raises:
         NoHeadsFound: the model has no heads.
         HeadLayoutError: a layout is wrong, or a layer has no output projection as wide as its heads.
+        SelectionError: `out` names a module that is not an attention layer.
 
     Example:
         >>> x = torch.ones(2, 5, 8)
@@ -60,6 +62,7 @@ class Heads:
     def __init__(self, model: nn.Module, example_inputs: object = None, *, out: dict[str, str] | None = None) -> None:
         self.model = model
         self.groups: list[HeadGroup] = find_heads(model, example_inputs)
+        check_layer_names(out or {}, self.groups)
         if example_inputs is not None:
             out = traced_projections(model, self.groups, example_inputs, out)
         self.layers: list[AttentionLayer] = find_attention_layers(model, self.groups, out=out)

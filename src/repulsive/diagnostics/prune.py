@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
 from repulsive.diagnostics.redundancy import heads_of
-from repulsive.errors import CheckpointError, HeadLayoutError, SelectionError
+from repulsive.errors import CheckpointError, HeadLayoutError, NoHeadsFound, SelectionError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import module_of, unwrap
 from repulsive.heads.table.match import is_conv1d
@@ -84,7 +84,14 @@ def prune(model: nn.Module, heads: Iterable[tuple[int | str, int]]) -> nn.Module
         >>> smaller.encoder.layers[0].self_attention.q_proj
         Linear(in_features=128, out_features=64, bias=True)
     """
-    layers = find_attention_layers(model)
+    try:
+        layers = find_attention_layers(model)
+    except NoHeadsFound:
+        name = type(unwrap(model)).__name__
+        raise HeadLayoutError(
+            f"{name} has no attention class that is known to support fewer heads, so it cannot be pruned; use "
+            "Heads(model, inputs).ablated(heads), which computes the same function at full size"
+        ) from None
     names = [layer.name for layer in layers]
     chosen = [(names.index(layer) if layer in names else layer, head) for layer, head in heads]
     unknown = [pair for pair in chosen if pair not in heads_of(layers)]

@@ -103,12 +103,12 @@ class StepForce:
 
 def refusal(rule: Rule | None, groups: Sequence[HeadGroup]) -> str | None:
     """Return the reason why a rule cannot act after the step; None if it can."""
+    if rule is not None and rule.reads_tokens:
+        return "space='logits' is not supported; choose space='sphere'"
     if not isinstance(rule, SVGD) or not rule.holds_ratio:
         return "it needs a rule that holds a ratio: alpha='auto'"
-    if rule.reads_tokens:
-        return "space='logits' is not supported; choose space='sphere'"
     if any(is_sharded(parameter) for group in groups for parameter in group.parameters()):
-        return "sharded weights are not supported; use force_in='gradient'"
+        return "sharded weights are not supported"
     return None
 
 
@@ -119,7 +119,7 @@ def check_step_force(rule: Rule | None, groups: Sequence[HeadGroup]) -> None:
         RuleError: the rule holds no ratio, or reads tokens, or weights are sharded.
     """
     if reason := refusal(rule, groups):
-        raise RuleError(f"force_in='step': {reason}")
+        raise RuleError(f"force_in='step': {reason}; or leave force_in out")
 
 
 def choose_place(
@@ -139,7 +139,10 @@ def choose_place(
     reason = refusal(rule, groups)
     if place == "step" or (place == "auto" and reason is None):
         return "step", None
-    remedy = f"Use force_in='step' ({reason}), or another optimizer for the heads" if reason else "Leave force_in out"
+    remedy = "Leave force_in out"
+    if reason:
+        refused = f"force_in='step' would avoid this, but cannot be used here: {reason}"
+        remedy = f"{refused}. Or use another optimizer for the heads"
     return "gradient", (
         f"{type(optimizer).__name__} orthogonalises its updates, which amplifies repulsion in the gradient: a ratio of "
         f"{IN_GRADIENT} was measured as {IN_ONE_STEP} of one step and {IN_STEPS} of the steps over time, and norms "

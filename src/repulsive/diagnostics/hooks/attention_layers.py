@@ -7,7 +7,7 @@ projection is a parameter, and the tensor that it is multiplied with is read or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from repulsive.errors import HeadLayoutError, SelectionError
+from repulsive.errors import HeadLayoutError, SelectionError, did_you_mean
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import clean, module_of, unwrap
 from repulsive.heads.products.weight_products import WeightProduct, intercept_products
@@ -103,6 +103,19 @@ def group_by_module(groups: Sequence[HeadGroup]) -> dict[str, list[HeadGroup]]:
             )
         by_module.setdefault(module_of(group), []).append(group)
     return by_module
+
+
+def check_layer_names(names: Iterable[str], groups: Sequence[HeadGroup]) -> None:
+    """Check that all names are those of attention modules with heads.
+
+    Raises:
+        SelectionError: a name is not.
+    """
+    known = list(group_by_module(groups))
+    for name in names:
+        if name not in known:
+            layers = ", ".join(map(repr, known[:6]))
+            raise SelectionError(f"out: no attention layer {name!r}; {did_you_mean(name, known)}there are {layers}")
 
 
 def hookable_layers(
@@ -193,7 +206,7 @@ def _attention_layer(
     if (parameter := output_parameter(modules, name, first.family, heads, head_dim, out)) is not None:
         path, axis = parameter
         return AttentionLayer(*position, attention, "parameter", head_dim, path, axis)
-    raise HeadLayoutError(_no_projection(name or type(attention).__name__, heads, head_dim, out))
+    raise HeadLayoutError(f"{name or type(attention).__name__}: {_no_projection(name, heads, head_dim, out)}")
 
 
 def _no_projection(name: str, heads: int, head_dim: int, out: str | None) -> str:
@@ -201,7 +214,7 @@ def _no_projection(name: str, heads: int, head_dim: int, out: str | None) -> str
     problem = f"{out!r} is not a projection" if out is not None else "found no output projection"
     remedy = f'name it: out={{"{name}": "dotted.name.of.the.projection"}}'
     kinds = "a module such as nn.Linear, or a parameter [heads, features, outputs]"
-    return f"{name}: {problem} that takes {expected} ({kinds}); pass example_inputs=..., or {remedy}"
+    return f"{problem} that takes {expected} ({kinds}); pass example_inputs=..., or {remedy}"
 
 
 def _hook(stack: ExitStack, layer: AttentionLayer, change: Change) -> None:
