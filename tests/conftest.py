@@ -1,5 +1,6 @@
 """Settings of all tests: `gpu` tests are skipped where there is no CUDA device, and output has no fixed width."""
 
+import importlib.util
 import os
 
 # Some virtual machines report AMX and do not allow it: the first bfloat16 product kills the process. No test needs it.
@@ -8,9 +9,13 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 
+from tests.interpreter import remember_builtins
+
 if not torch.cuda.is_available():
     # The kernels' CPU twins run under Triton's interpreter, which must be chosen before anything imports Triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    if importlib.util.find_spec("triton") is not None:
+        remember_builtins()
 
 # As `make test` has it: runs side by side have a thread each, and those they are compared with have to have as many.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
