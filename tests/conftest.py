@@ -1,6 +1,9 @@
 """Settings of all tests: `gpu` tests are skipped where there is no CUDA device, and output has no fixed width."""
 
+import gc
+import importlib.util
 import os
+from collections.abc import Iterator
 
 # Some virtual machines report AMX and do not allow it: the first bfloat16 product kills the process. No test needs it.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
@@ -8,9 +11,13 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 import pytest
 import torch
 
+from tests.interpreter import remember_builtins
+
 if not torch.cuda.is_available():
     # The kernels' CPU twins run under Triton's interpreter, which must be chosen before anything imports Triton.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    if importlib.util.find_spec("triton") is not None:
+        remember_builtins()
 
 # As `make test` has it: runs side by side have a thread each, and those they are compared with have to have as many.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,6 +28,21 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 def unlimited_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove `COLUMNS`, which pytest-xdist sets in its workers: tables would be wrapped."""
     monkeypatch.delenv("COLUMNS", raising=False)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Exclude modules and tests, which stay until the end, from garbage collection: to visit them all takes seconds."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # libraries report objects that are left at the end
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

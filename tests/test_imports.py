@@ -244,10 +244,12 @@ before = state()
 import repulsive
 names = ["environment", "logging handlers", "sys.path", "random state"]
 changed = [name for name, old, new in zip(names, before, state()) if old != new]
+assert repulsive.RuleError  # needs no torch
 loaded = sorted({name.split(".")[0] for name in sys.modules})
 import torch
 before = torch.get_num_threads(), torch.random.get_rng_state().tolist()
 from repulsive import *
+assert repulsive.particles.SVGD is SVGD and repulsive.repel is repel
 after = torch.get_num_threads(), torch.random.get_rng_state().tolist()
 changed += [name for name, old, new in zip(["torch threads", "torch random state"], before, after) if old != new]
 print(json.dumps({

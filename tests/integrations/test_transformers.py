@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from functools import cache
 
 import pytest
 import torch
@@ -51,25 +52,29 @@ def trained(folder, rule, **overrides) -> torch.Tensor:
     return weights(trainer.model)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Weights after a run with a rule, or with none, that nothing interrupts; each is trained once."""
+    return cache(lambda rule: trained(tmp_path_factory.mktemp("whole"), rule))
+
+
 @pytest.mark.parametrize(
     "elsewhere", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["same folder", "another folder"]
 )
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_resumed_run_equals_an_uninterrupted_one(rule, elsewhere, tmp_path):
-    whole = trained(tmp_path / "whole", rule)
+def test_a_resumed_run_equals_an_uninterrupted_one(rule, elsewhere, uninterrupted, tmp_path):
     make_trainer(tmp_path / "half", quiet(rule), StopAt(STOP)).train()
 
     callback = quiet(rule)
     trainer = make_trainer(tmp_path / ("new" if elsewhere else "half"), callback)
     trainer.train(resume_from_checkpoint=str(tmp_path / "half" / f"checkpoint-{STOP}") if elsewhere else True)
-    assert torch.equal(weights(trainer.model), whole)
+    assert torch.equal(weights(trainer.model), uninterrupted(rule))
     assert callback.handle.steps == STEPS
-    assert not torch.equal(whole, trained(tmp_path / "plain", None))
+    assert not torch.equal(uninterrupted(rule), uninterrupted(None))
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_checkpoint_without_state_warns_and_gives_another_result(rule, tmp_path):
-    whole = trained(tmp_path / "whole", rule)
+def test_a_checkpoint_without_state_warns_and_gives_another_result(rule, uninterrupted, tmp_path):
     make_trainer(tmp_path / "half", quiet(rule), StopAt(STOP)).train()
     path = tmp_path / "half" / f"checkpoint-{STOP}" / "trainer_state.json"
     state = json.loads(path.read_text())
@@ -79,16 +84,15 @@ def test_a_checkpoint_without_state_warns_and_gives_another_result(rule, tmp_pat
     trainer = make_trainer(tmp_path / "half", quiet(rule))
     with pytest.warns(UserWarning, match="made without repulsion"):
         trainer.train(resume_from_checkpoint=True)
-    assert not torch.equal(weights(trainer.model), whole)
+    assert not torch.equal(weights(trainer.model), uninterrupted(rule))
 
 
-def test_callback_states_restored_by_the_trainer_do_not_replace_ours(tmp_path):
+def test_callback_states_restored_by_the_trainer_do_not_replace_ours(uninterrupted, tmp_path):
     options = {"restore_callback_states_from_checkpoint": True}
-    whole = trained(tmp_path / "whole", RULES["spos"])
     make_trainer(tmp_path / "half", quiet(RULES["spos"]), StopAt(STOP)).train()
     trainer = make_trainer(tmp_path / "half", quiet(RULES["spos"]), **options)
     trainer.train(resume_from_checkpoint=True)
-    assert torch.equal(weights(trainer.model), whole)
+    assert torch.equal(weights(trainer.model), uninterrupted(RULES["spos"]))
 
 
 def test_a_checkpoint_of_other_heads_is_refused_and_hooks_are_removed(tmp_path):

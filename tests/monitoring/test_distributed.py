@@ -6,11 +6,10 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from repulsive import HeadMonitor
-from tests.repulsion.test_distributed import free_port
+from tests.ranks import start_ranks
 
 
 def worker(rank: int, port: int, folder: str) -> None:
@@ -42,6 +41,6 @@ def worker(rank: int, port: int, folder: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
 def test_only_rank_0_measures_and_training_is_the_same(tmp_path):
-    mp.spawn(worker, args=(free_port(), str(tmp_path)), nprocs=2)
+    start_ranks(worker, str(tmp_path))
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert ranks == [{"same": True, "steps": [0, 2]}, {"same": True, "steps": []}]

@@ -36,21 +36,21 @@ def matches(x, mean, std):
 def test_svgd_finds_a_gaussian(alpha, expected):
     start = torch.randn(1, 60, 1, generator=torch.Generator().manual_seed(0)).double() - 3
     rule = SVGD(stepsize=1.0, alpha=alpha)
-    found = train(rule, start, gaussian(1.5, 0.7), torch.optim.Adam, 1500, 0.03)
+    found = train(rule, start, gaussian(1.5, 0.7), torch.optim.Adam, 800, 0.03)
     assert matches(found, 1.5, 0.7) is expected
 
 
 @pytest.mark.parametrize(("alpha", "expected"), [(1.0, True), (0.0, False)])
 def test_svgd_finds_a_mixture(alpha, expected):
     start = torch.randn(1, 100, 1, generator=torch.Generator().manual_seed(0)).double() - 8
-    found = train(SVGD(1.0, alpha), start, mixture, torch.optim.Adagrad, 2500, 0.5)
+    found = train(SVGD(1.0, alpha), start, mixture, torch.optim.Adagrad, 600, 1.5)
     assert matches(found, 2 / 3, (5 - 4 / 9) ** 0.5) is expected
 
 
 def test_alpha_is_the_temperature():
     """With alpha = T the particles sample exp(-U / T): the variance of a Gaussian becomes T times as large."""
     start = torch.randn(1, 60, 1, generator=torch.Generator().manual_seed(0)).double()
-    found = train(SVGD(1.0, alpha=0.25), start, gaussian(0.0, 1.0), torch.optim.Adam, 1500, 0.03)
+    found = train(SVGD(1.0, alpha=0.25), start, gaussian(0.0, 1.0), torch.optim.Adam, 800, 0.03)
     assert matches(found, 0.0, 0.5)
 
 
@@ -81,7 +81,7 @@ def test_spos_has_the_right_variance(beta, lr):
     """At least 32 particles, fixed bandwidth, plain SGD: both parts of SPOS have the same target."""
     start = torch.randn(48, 40, 1, generator=torch.Generator().manual_seed(4))
     rule = SPOS(0.1, 1.0, beta, bandwidth=1.0)
-    found = train(rule, start, gaussian(0.0, 1.0), torch.optim.SGD, 600, lr)
+    found = train(rule, start, gaussian(0.0, 1.0), torch.optim.SGD, 300, lr)
     assert abs(float(found.square().mean()) - 1) < 0.05
-    without = train(SPOS(0.1, 0.0, beta, bandwidth=1.0), start, gaussian(0.0, 1.0), torch.optim.SGD, 600, lr)
+    without = train(SPOS(0.1, 0.0, beta, bandwidth=1.0), start, gaussian(0.0, 1.0), torch.optim.SGD, 300, lr)
     assert abs(float(without.square().mean()) - 1) > 0.05

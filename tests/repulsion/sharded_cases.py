@@ -13,7 +13,7 @@ from repulsive.heads.select import select
 from repulsive.repulsion import head_placement
 from tests.repulsion.conftest import Encoder
 
-STEPS = 20
+STEPS = 9
 RULES = {
     "svgd": SVGD(alpha=0.5),
     "spos": SPOS(0.1, 0.5, 100.0),

@@ -9,6 +9,7 @@ from torch import nn
 from repulsive.repulsion.backends import eager, launch_settings
 from repulsive.repulsion.backends.choose import Update
 from repulsive.repulsion.backends.inputs import StepInputs
+from tests.interpreter import remember_builtins
 from tests.repulsion import sharded_cases
 from tests.repulsion.sharded_fused_cases import RULES, WEIGHTS, Model, Step, steps
 from tests.repulsion.sharded_probes import guarded, join, leave
@@ -105,6 +106,7 @@ def collect(cases, rank, port, folder, world):
     """Run cases, name -> function, and save what they return."""
     join(rank, world, port)
     launch_settings.SPLITS = 1  # the interpreter runs programs one by one
+    remember_builtins()
     torch.save({name: guarded(case, world) for name, case in cases.items()}, f"{folder}/{rank}.pt")
     leave()
 

@@ -1,24 +1,17 @@
 """Data-parallel ranks draw equal noise and keep equal weights, in real process groups. See also `test_sharded`."""
 
 import os
-import socket
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from repulsive import SPOS, repel
+from tests.ranks import start_ranks
 from tests.repulsion.conftest import Encoder
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def model_and_data():
@@ -51,7 +44,7 @@ def worker(rank: int, port: int, folder: str) -> None:
 
 
 def test_ddp_equals_one_process(tmp_path):
-    mp.spawn(worker, args=(free_port(), str(tmp_path)), nprocs=2)
+    start_ranks(worker, str(tmp_path))
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     assert all(torch.equal(ranks[0][name], ranks[1][name]) for name in ranks[0])
     model, x, y = model_and_data()

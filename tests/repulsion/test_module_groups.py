@@ -6,7 +6,6 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from repulsive import (
@@ -26,7 +25,7 @@ from repulsive import (
 from repulsive.heads.layout import HeadGroup
 from repulsive.repulsion.backends.choose import Update
 from repulsive.repulsion.backends.inputs import StepInputs
-from tests.repulsion.test_distributed import free_port
+from tests.ranks import start_ranks
 
 RULES = [
     SVGD(alpha=1.0),
@@ -370,7 +369,7 @@ def _rank(rank: int, port: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_sharded_members_equal_whole_ones(tmp_path):
-    mp.spawn(_rank, args=(free_port(), str(tmp_path)), nprocs=2)
+    start_ranks(_rank, str(tmp_path))
     for number, rule in enumerate(SHARDED):
         model = Ensemble()
         expected = train(model, model, rule)

@@ -9,16 +9,15 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 pytest.importorskip("triton")
 
 from repulsive.repulsion.backends.choose import Update
 from repulsive.repulsion.backends.inputs import StepInputs
+from tests.ranks import start_ranks
 from tests.repulsion import sharded_cases
 from tests.repulsion.sharded_fused_cases import RULES, WEIGHTS, Model, Weight, largest_error, steps
 from tests.repulsion.sharded_fused_probes import QUICK_RULES, run_quick, run_slow
-from tests.repulsion.test_distributed import free_port
 
 pytestmark = [
     pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed"),
@@ -33,7 +32,7 @@ def same_setting(monkeypatch):
 
 
 def start(function, folder):
-    mp.spawn(function, args=(free_port(), str(folder), 2), nprocs=2)
+    start_ranks(function, str(folder), 2)
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 

@@ -58,11 +58,11 @@ def settings(*more):
 
 @pytest.fixture(scope="module")
 def trained(place):
-    """Two recipes with two seeds each, trained side by side through the demo's own path."""
+    """Four recipes with two seeds each, trained in one worker process through the demo's own path."""
     from repulsive.lab.text.prepared import Prepared
 
     demo = Demo(Prepared.load(place / "data"), "Toy.", "reviews", place / "demo", seeds=2, changes=CHANGES)
-    text, page = demo.run(2, lambda line: None)
+    text, page = demo.run(1, lambda line: None)
     return demo, text, page
 
 

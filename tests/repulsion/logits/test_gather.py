@@ -5,14 +5,13 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from repulsive import SVGD, repel
 from repulsive.repulsion import head_placement
+from tests.ranks import start_ranks
 from tests.repulsion.logits.test_steps import Decoder, loss_of
-from tests.repulsion.test_distributed import free_port
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
 
@@ -70,7 +69,7 @@ def worker(rank: int, port: int, folder: str, kind: str) -> None:
 def test_two_processes_equal_one_on_all_tokens(kind, tmp_path):
     if kind != "ddp" and torch.__version__.startswith("2.6."):
         pytest.skip("torch 2.6 cannot run FSDP2 on a CPU")
-    mp.spawn(worker, args=(free_port(), str(tmp_path), kind), nprocs=2)
+    start_ranks(worker, str(tmp_path), kind)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     states = [rank["state"] for rank in ranks]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])

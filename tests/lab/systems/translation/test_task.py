@@ -122,11 +122,11 @@ def test_the_loss_never_waits_for_the_device(penalty, data):
 
 
 def test_it_learns_to_translate(data, tmp_path):
-    made = digits.train(data, tmp_path / "run", "training.epochs=30", "training.batch=256", "model.dropout=0")
+    made = digits.train(data, tmp_path / "run", "training.epochs=10", "training.batch=128", "model.dropout=0")
     result = made.folder.result
     assert result["test"]["bleu"] > 80 and result["test"]["accuracy"] > 0.9
     losses = [line["nll"] for line in made.folder.lines() if line["kind"] == "dev"]
-    assert len(losses) == 30 and losses[-1] < 0.3 < losses[0]
+    assert len(losses) == 10 and losses[-1] < 0.3 < losses[0]
 
 
 def test_what_a_run_leaves(trained):
