@@ -48,7 +48,7 @@ def test_a_state_comes_back_as_it_was(writer):
     assert step == 7 and same(loaded, state)
     names = sorted(file.name for file in path.iterdir())
     assert names == ["manifest.json", "shard-00001-model-00001-of-00001.safetensors", "state.json"]  # no pickle
-    assert len({file.stat().st_mode for file in path.iterdir()}) == 1  # shards can be read by whoever can read the JSON
+    assert len({file.stat().st_mode for file in path.iterdir()}) == 1  # users who may read the JSON may read the shards
 
 
 def test_both_formats_share_a_folder(writer):

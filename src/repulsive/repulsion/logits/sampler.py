@@ -307,9 +307,10 @@ class Sampler:
     def _is_sampled(self, module: nn.Module) -> bool:
         """Check whether to sample: in training, if a sample is wanted.
 
-        The compiler reads `wanted`, too, and so compiles a model twice: calls of operators take time even if they do
-        nothing, which a model that waits for the host would feel in every step. Layers that are compiled one by one
-        check `wanted` at run time: they need one graph each already, and torch compiles a function eight times.
+        The compiler reads `wanted`, too, and compiles the model twice: with and without calls of operators. A call
+        takes time even if the operator does nothing, so steps without sampling would be slower. Layers that are
+        compiled one by one check `wanted` at run time instead: each has a graph of its own already, and torch makes at
+        most eight graphs of a function.
 
         Tensors inside a transform of `torch.func`, such as `grad` or `vmap`, have no values that could be kept.
         """
