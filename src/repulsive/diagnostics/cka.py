@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from repulsive.diagnostics.permuted_heads import evenly_spaced
 from repulsive.particles.gram import wide_dtype
 
 TOKENS = 512  # largest number of tokens; of more tokens, an evenly spaced subset is used
@@ -46,9 +47,7 @@ def token_grams(outputs: Tensor, real: Tensor | None = None) -> tuple[Tensor, Te
         mask = real.flatten().to(heads.device)
         heads, items = heads[:, mask], items[mask]
     if heads.shape[1] > TOKENS:
-        chosen = (
-            torch.linspace(0, heads.shape[1] - 1, TOKENS, dtype=torch.float32, device="cpu").long().to(heads.device)
-        )
+        chosen = evenly_spaced(heads.shape[1], TOKENS).to(heads.device)
         heads, items = heads[:, chosen], items[chosen]
     x = heads.to(wide_dtype(heads.device))
     x = x - x.mean(1, keepdim=True)

@@ -85,11 +85,9 @@ def evenly_spaced(count: int, most: int = TOKENS) -> Tensor:
         >>> evenly_spaced(5, 3).tolist()
         [0, 2, 4]
     """
-    return (
-        torch.arange(count, device="cpu")
-        if count <= most
-        else torch.linspace(0, count - 1, most, dtype=torch.float32, device="cpu").long()
-    )
+    if count <= most:
+        return torch.arange(count, device="cpu")
+    return torch.linspace(0, count - 1, most, dtype=torch.float32, device="cpu").long()
 
 
 @torch.no_grad()

@@ -32,11 +32,11 @@ def call_arguments(model: nn.Module, inputs: object) -> tuple[tuple[Any, ...], d
     return (tuple(map(_copied, inputs)), {}) if isinstance(inputs, list | tuple) else ((inputs,), {})
 
 
-def name_arguments(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def named_inputs(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a module's call by name; positional arguments without a name are left out.
 
     Example:
-        >>> name_arguments(nn.Identity(), (1, 2), {})
+        >>> named_inputs(nn.Identity(), (1, 2), {})
         {'input': 1}
     """
     parameters = inspect.signature(type(module).forward).parameters.values()

@@ -16,13 +16,14 @@ from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError, Stat
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import unwrap
 from repulsive.heads.sharded_tensors import is_sharded
+from repulsive.heads.trace.forward_pass import without_compilation
 from repulsive.monitoring.film_layers import film_layers
 from repulsive.monitoring.history import History
 from repulsive.monitoring.live_page import page_content
 from repulsive.monitoring.measurement import Measurement
 from repulsive.monitoring.problems import Detector, HeadWarning, Problem, Thresholds
 from repulsive.monitoring.recording import HeadRecorder
-from repulsive.monitoring.training_pass import TrainingPass, uncompiled
+from repulsive.monitoring.training_pass import TrainingPass
 from repulsive.pages.html.document import write_whole
 from repulsive.pages.html.film import film
 from repulsive.pages.monitor_page import write_monitor_page
@@ -181,7 +182,12 @@ class HeadMonitor:
         parameter = next(model.parameters(), None)
         batch = self._probe if parameter is None else _moved(self._probe, parameter.device)
         inputs = dict(batch) if isinstance(batch, Mapping) else {}
-        with torch.no_grad(), uncompiled(), evaluating(model), self._recorder.recording(inputs, self.steps) as result:
+        with (
+            torch.no_grad(),
+            without_compilation(),
+            evaluating(model),
+            self._recorder.recording(inputs, self.steps) as result,
+        ):
             call(model, batch)
         measurement = result.finish()
         if not measurement.layers:

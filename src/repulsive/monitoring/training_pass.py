@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from repulsive.heads.call_arguments import name_arguments
+from repulsive.heads.call_arguments import named_inputs
+from repulsive.heads.trace.forward_pass import without_compilation
 from repulsive.monitoring.measurement import Measurement
 from repulsive.monitoring.recording import HeadRecorder, Pass
-
-
-def uncompiled() -> AbstractContextManager[Any]:
-    """Run compiled modules without their compiled code inside this context: it would skip hooks."""
-    is_loaded = "torch._dynamo" in sys.modules  # otherwise nothing is compiled
-    return torch.compiler.set_stance("force_eager") if is_loaded else nullcontext()
 
 
 class TrainingPass:
@@ -61,7 +55,7 @@ class TrainingPass:
         if wrapper is not None:
             hooks.callback(wrapper.register_forward_pre_hook(_Hook(self, "_before_compiled")).remove)
         elif self._may_be_compiled or any(getattr(module, "_compiled_call_impl", None) for module in path):
-            hooks.enter_context(uncompiled())
+            hooks.enter_context(without_compilation())
 
     def miss(self) -> None:
         """Count a step that ended without a pass, and stop waiting; compiled code may have skipped the hooks."""
@@ -82,7 +76,7 @@ class TrainingPass:
     def start(self, batch: Mapping[str, Any]) -> None:
         """Start measuring a pass now; `finish` ends it. For frameworks that do not call the model as a module."""
         stack = ExitStack()
-        stack.enter_context(uncompiled())
+        stack.enter_context(without_compilation())
         self._running = stack, stack.enter_context(self._recorder.recording(batch, self._step))
 
     def finish(self) -> None:
@@ -103,7 +97,7 @@ class TrainingPass:
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not _is_training(module):
             return
-        for name, value in name_arguments(module, args, kwargs).items():
+        for name, value in named_inputs(module, args, kwargs).items():
             if value is not None and (name not in self._inputs or (_is_matrix(value) > _is_matrix(self._inputs[name]))):
                 self._inputs[name] = value  # a mask [B, T] rather than its expanded form
         if self._running is None:
@@ -121,7 +115,7 @@ class TrainingPass:
 
     def _before_compiled(self, module: nn.Module, _args: object) -> None:
         if _is_training(module) and self._hooks is not None:
-            self._hooks.enter_context(uncompiled())
+            self._hooks.enter_context(without_compilation())
 
 
 class _Hook:

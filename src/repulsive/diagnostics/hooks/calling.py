@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.heads.call_arguments import call_arguments, name_arguments
+from repulsive.heads.call_arguments import call_arguments, named_inputs
 from repulsive.heads.module_paths import is_encoder_decoder, unwrap
+from repulsive.heads.trace.forward_pass import without_compilation
 
 # Called with a batch and "encoder", "decoder" or "cross"; returns which tokens count, bool [B, T], or None for all.
 TokenMask = Callable[[Any, str], Tensor | None]
@@ -50,7 +51,7 @@ def token_masks(model: nn.Module) -> tuple[TokenMask, TokenMask]:
 
     def named(batch: Any) -> Any:
         batch = _unwrapped(batch)
-        return name_arguments(inner, batch, {}) if isinstance(batch, list | tuple) else batch
+        return named_inputs(inner, batch, {}) if isinstance(batch, list | tuple) else batch
 
     def queries(batch: Any, where: str) -> Tensor | None:
         return real_queries(named(batch), where, has_source=has_source)
@@ -118,7 +119,7 @@ def with_hooks(model: nn.Module) -> Iterator[None]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, and makes nested tensors of padded batches
     try:
-        with torch.compiler.set_stance("force_eager") if is_compiled else nullcontext():
+        with without_compilation() if is_compiled else nullcontext():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
