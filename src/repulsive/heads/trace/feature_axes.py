@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from repulsive.heads.call_arguments import call_arguments
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.products.weight_products import After, WeightProduct, intercept_products
-from repulsive.heads.trace.forward_pass import evaluation_mode, without_compilation
+from repulsive.heads.trace.forward_pass import without_compilation, without_side_effects
 from repulsive.heads.trace.sharded_weights import gathered_weights
 
 
@@ -30,7 +30,7 @@ def with_feature_axes(model: nn.Module, groups: Sequence[HeadGroup], example_inp
         return list(groups)
     args, kwargs = call_arguments(model, example_inputs)
     with ExitStack() as stack:
-        for context in (gathered_weights(model), evaluation_mode(model), without_compilation(), torch.no_grad()):
+        for context in (gathered_weights(model), without_side_effects(model), without_compilation(), torch.no_grad()):
             stack.enter_context(context)
         for module in dict.fromkeys(s.module for s in unsure):
             after = {s.attribute: _record(axes, s) for s in unsure if s.module is module}
