@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
-from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError, StateError, UnsupportedWeights
+from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError, StateError, UnsupportedWeights, list_first
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import unwrap
 from repulsive.heads.sharded_tensors import is_sharded
@@ -229,8 +229,7 @@ class HeadMonitor:
             missing.setdefault(f"{_QUANTITIES[quantity]} not measured ({{}}): {reason}", []).append(name)
         for text, names in missing.items():
             labels = [self._recorder.labels[name] for name in names]
-            listed = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
-            self._warn_once(text.replace("{}", listed), text)
+            self._warn_once(text.replace("{}", list_first(labels, 3)), text)
 
     def _warn_once(self, message: str, key: str = "") -> None:
         if (key or message) not in self._warned:
