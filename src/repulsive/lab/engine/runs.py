@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from repulsive._version import __version__
+from repulsive.environment.versions import package_versions
 from repulsive.errors import ConfigError, RunError
 from repulsive.lab.engine import seals
 from repulsive.lab.engine.checkpoint import Checkpoints
@@ -195,15 +192,7 @@ class RunFolder(RunReader):
 
 def versions() -> dict[str, str]:
     """Return the versions of this package, of Python, and of packages that affect the results."""
-    found = {"repulsive": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
+    return package_versions(_PACKAGES)
 
 
 def _remove_leftovers(folder: Path) -> None:
