@@ -107,13 +107,7 @@ def render_comparison(
 ) -> str:
     """Render the page as a string; arguments as in `write_comparison_files`.
 
-    Args:
-        comparison: result of `compare_models`.
-        title: page title.
-        facts: (name, value) pairs at the end of the page.
-        tokens: tokens of the inputs; if missing, positions are numbered.
-        pictures: the inputs, if they are pictures.
-        max_bytes: limit of the file size. Maps that do not fit are averaged or left out, and the page says so.
+    Maps that do not fit into `max_bytes` are averaged or left out, and the page says so.
     """
     layers, others = atlas_layers(comparison.before), atlas_layers(comparison.after)
     maps = [picture_maps(side, pictures) if pictures else [] for side in (comparison.before, comparison.after)]
