@@ -265,8 +265,8 @@ class Heads:
 
     # -- private --------------------------------------------------------------------------------------------------
 
-    def _capture(self, inputs: object, *, weights: bool, strict: bool = True) -> list[Captured]:
-        return capture(self.model, inputs, weights=weights, strict=strict, layers=self.layers).layers
+    def _capture(self, inputs: object, *, weights: bool) -> list[Captured]:
+        return capture(self.model, inputs, weights=weights, layers=self.layers).layers
 
     def _per_layer(self, captured: Sequence[Captured], read: Any) -> list[Tensor | None]:
         found = {each.name: read(each) for each in captured}

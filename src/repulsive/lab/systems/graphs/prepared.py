@@ -26,7 +26,6 @@ from repulsive.lab.text.tokens import UNK, Ragged, Vocabulary
 
 TASK = "graphs"
 WORD = -1  # in place of an entity's index, where nothing is copied
-ROOT = 2
 RELATION_MARKS = ("<pad>", "<unk>", "<root>")
 _VOCABULARIES, _REFERENCES = "vocabularies.json", "references.json"
 
