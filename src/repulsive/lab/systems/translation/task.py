@@ -28,7 +28,7 @@ from repulsive.lab.systems.translation.pair_tensors import packed_pairs, padded_
 from repulsive.lab.systems.translation.prepare import REFERENCES
 from repulsive.lab.systems.translation.translate import Search, translate
 from repulsive.lab.text.ahead import Ahead
-from repulsive.lab.text.folders import understood
+from repulsive.lab.text.folders import content_errors
 from repulsive.lab.text.pieces import FILE as PIECES
 from repulsive.lab.text.pieces import Pieces
 from repulsive.lab.text.prepared import Part, Prepared
@@ -144,7 +144,7 @@ class TranslationTask(Task):
         if self.has_data:
             metrics.check_installed()  # BLEU is computed at the end; fail before training, not after
             self._can_detokenize = self._has_tokenizer()
-            with understood(self.data.folder):
+            with content_errors(self.data.folder):
                 self.references = json.loads(self.data.extra[REFERENCES])
             self.scored_parts = tuple(self.references)  # dev, test and the further test sets
             self._plan_batches()
