@@ -45,8 +45,8 @@ def with_feature_axes(model: nn.Module, groups: Sequence[HeadGroup], example_inp
 def _record(axes: dict[int, int], part: HeadSlice) -> After:
     def after(product: WeightProduct, result: Tensor) -> None:
         others = [axis for axis in range(part.parameter().ndim) if axis != part.axis]
-        found = [axis for axis in others if product.heads_out(result, part.axis, axis) is not None]
-        if len(found) == 1:
-            axes[id(part)] = found[0]
+        candidates = [axis for axis in others if product.heads_out(result, part.axis, axis) is not None]
+        if len(candidates) == 1:
+            axes[id(part)] = candidates[0]
 
     return after
