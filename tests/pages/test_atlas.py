@@ -233,6 +233,7 @@ def test_the_drawer_shows_the_numbers_of_its_head(browser, path):
 @needs_driver
 def test_pictures_have_the_colours_of_their_bytes(browser, path):
     with driven_page(browser, path) as (page, _):
+        page.wait_for_selector(".tiles")
         pixels = page.evaluate(
             """() => { const canvas = document.querySelector(".tiles");  // four heads of 5 x 5 pixels side by side
                  return canvas.width === 20 && [...canvas.getContext("2d").getImageData(10, 0, 5, 5).data]; }"""
