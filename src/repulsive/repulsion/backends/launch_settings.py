@@ -47,6 +47,22 @@ COMBINE: dict[int, dict[str, int]] = {
 NOISY_BLOCK: dict[int, int] = {2: 512, 4: 512, 8: 256, 16: 64, 32: 32, 64: 32}
 # Further settings of such a program, in place of those of COMBINE.
 NOISY: dict[int, dict[str, int]] = {16: {"BLOCK": 32, "num_warps": 2, "num_stages": 3}}
+# Launches whose products are sums in registers (`triton_kernels.columns`) in place of those on tensor cores: their
+# settings by padded number of heads, with the programs per multiprocessor. None has been measured yet.
+BY_COLUMN: dict[int, dict[str, dict[str, int]]] = {}
+
+
+def column_settings(launch: str, padded: int) -> dict[str, int] | None:
+    """Choose the settings of a launch that keeps columns in registers; None for a launch with the tables above.
+
+    Args:
+        launch: "gram", "combine" or "combine with noise".
+        padded: padded number of heads.
+    """
+    settings = BY_COLUMN.get(padded, {}).get(launch)
+    if settings is None or not has_tuples():
+        return None
+    return {name: value for name, value in settings.items() if name != "programs"}
 
 
 def combine_settings(padded: int, is_noisy: bool) -> dict[str, int]:
@@ -57,11 +73,20 @@ def combine_settings(padded: int, is_noisy: bool) -> dict[str, int]:
 
 
 @cache
-def loads_ahead() -> bool:
-    """Whether Triton's compiler can load blocks of three axes ahead in a loop; before version 3.3 it fails."""
+def _triton_version() -> tuple[int, ...]:
     import triton
 
-    return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
+    return tuple(map(int, triton.__version__.split(".")[:2]))
+
+
+def loads_ahead() -> bool:
+    """Whether Triton's compiler can load blocks of three axes ahead in a loop; before version 3.3 it fails."""
+    return _triton_version() >= (3, 3)
+
+
+def has_tuples() -> bool:
+    """Whether Triton has tuples of tensors."""
+    return _triton_version() >= (3, 3)
 
 
 def precision(padded: int) -> str:
@@ -80,6 +105,8 @@ def splits_per_slice(launch: str, slices: int, dim: int, padded: int, device: to
         device: where the update runs; the interpreter on a CPU counts as one multiprocessor.
     """
     programs = PROGRAMS.get(padded, {}).get(launch)
+    if column_settings(launch, padded) is not None:
+        programs = BY_COLUMN[padded][launch]["programs"]
     if programs is not None:
         return max(1, min(programs * _multiprocessors(device) // slices, dim // LEAST))
     splits = SPLITS
