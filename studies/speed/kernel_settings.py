@@ -40,8 +40,8 @@ def _candidate(
 
 def _by_column(launch: str, warps: int, width: int, programs: int, unroll: int = 0, **more: int) -> Candidate:
     """Keep `width` columns per thread in registers, in place of products on tensor cores."""
-    sizes = {"BLOCK": 32 * warps * width, "num_warps": warps, "programs": programs}
-    own = {"UNROLL": unroll} if unroll else {"WIDTH": width}
+    sizes = {"BLOCK": 32 * warps * width, "num_warps": warps, "programs": programs, "WIDTH": width}
+    own = {"UNROLL": unroll} if unroll else {}
     return Candidate(launch, {**sizes, **own, "BY_COLUMN": 1, **more})
 
 
@@ -60,9 +60,10 @@ CANDIDATES: dict[int, list[Candidate]] = {
         *(_gram_columns(4, 4, 3), _gram_columns(2, 4, 6), _gram_columns(1, 4, 12), _gram_columns(4, 4, 2)),
         *(_gram_columns(8, 2, 2), _gram_columns(4, 2, 4), _gram_columns(4, 2, 2), _gram_columns(4, 4, 6)),
         *(_gram_columns(4, 4, 3, SOLVE_WARPS=4), _gram_columns(2, 4, 5, maxnreg=200)),
-        *(_combine_columns(1, 4, 16, 1), _combine_columns(1, 4, 16, 3), _combine_columns(4, 4, 4, 3)),
-        *(_combine_columns(1, 4, 16, 6), _combine_columns(1, 4, 12, 12), _combine_columns(2, 2, 8, 3)),
-        *(_noisy_columns(1, 4, 12, 1), _noisy_columns(2, 2, 12, 1), _noisy_columns(4, 4, 3, 1)),
+        *(_combine_columns(1, 4, 16, 2), _combine_columns(4, 4, 4, 2), _combine_columns(1, 4, 16, 1)),
+        *(_combine_columns(1, 4, 12, 12), _combine_columns(4, 4, 3, 12), _combine_columns(4, 4, 8, 2)),
+        *(_combine_columns(4, 2, 6, 2), _combine_columns(2, 4, 6, 3)),
+        *(_noisy_columns(1, 4, 12, 1), _noisy_columns(4, 4, 3, 1), _noisy_columns(4, 2, 5, 1)),
         *(_gram(64, 1, 3, 5), _gram(64, 1, 3, 9), _gram(64, 1, 3, 11), _gram(64, 1, 4, 11), _gram(64, 1, 3, 18)),
         *(_gram(32, 1, 4, 9), _gram(128, 2, 3, 5), _gram(64, 2, 3, 9), _gram(64, 1, 3, 9, "tf32x3")),
         *(_gram(64, 1, 3, 11, SOLVE_WARPS=4), _gram(64, 1, 3, 5, SOLVE_WARPS=8)),

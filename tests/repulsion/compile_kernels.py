@@ -135,10 +135,9 @@ def compile_step_noise(heads: int) -> None:
 
 def compile_columns() -> None:
     """Compile the launches that keep columns in registers, which no number of heads uses yet."""
-    sizes = {"BLOCK": 128, "num_warps": 1, "programs": 12}
-    combine_sizes = sizes | {"UNROLL": 1}
-    settings = {"gram": sizes | {"WIDTH": 4}, "combine": combine_sizes, "combine with noise": combine_sizes}
-    launch_settings.BY_COLUMN[16] = settings
+    gram_sizes = {"BLOCK": 128, "num_warps": 1, "programs": 12, "WIDTH": 4}
+    sizes = gram_sizes | {"UNROLL": 1}
+    launch_settings.BY_COLUMN[16] = {"gram": gram_sizes, "combine": sizes, "combine with noise": sizes}
     compile_modules(12)
     for axis, layer in enumerate((nn.Linear(8, 384, bias=False), nn.Linear(384, 8, bias=False))):
         compile_updates(layer, torch.arange(384).view(12, 32), axis, [RULES[0], RULES[5]])

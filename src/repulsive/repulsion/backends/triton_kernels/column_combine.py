@@ -1,11 +1,12 @@
 """Triton kernel `column_combine_kernel`: `combine_kernel` for up to about 16 heads, with columns in registers.
 
-A thread reads its columns of all gradients and weights, and computes one head of the result after the other. Each
-coefficient is loaded when it is needed, from the L1 cache, and multiplied with all columns of the thread. See
+A thread reads its columns of all gradients and weights, and computes one head of the result after the other.
+Coefficients are loaded when they are needed, from the L1 cache, and multiplied with all columns of the thread. See
 `columns` for the reasons, and `combine` for the formulas.
 """
 
 # mypy: ignore-errors
+# ruff: noqa: RUF005  Triton cannot unpack a tuple inside another one
 import triton
 import triton.language as tl
 
@@ -24,10 +25,31 @@ from repulsive.repulsion.backends.triton_kernels.slices import (
 
 
 @triton.jit
-def _add_product(out, coefficients, values, M: tl.constexpr):
+def _load_four(coefficients, THREADS: tl.constexpr, WIDTH: tl.constexpr):
+    """Load four coefficients at once, into every thread: a tuple of four tensors [BLOCK], each of equal numbers."""
+    place = tl.zeros([THREADS, 1], dtype=tl.int32) + tl.arange(0, 4)[None, :]
+    loaded = tl.load(coefficients + place, eviction_policy="evict_last")  # stays in the L1 cache
+    even, odd = tl.split(tl.reshape(loaded, [THREADS, 2, 2]))
+    four = tl.split(even) + tl.split(odd)  # coefficients 0, 2, 1, 3
+    out = ()
+    for k in tl.static_range(4):
+        wide = tl.broadcast_to(four[k // 2 + k % 2 * 2][:, None], [THREADS, WIDTH])
+        out = out + (tl.reshape(wide, [THREADS * WIDTH]),)
+    return out
+
+
+@triton.jit
+def _add_product(out, coefficients, values, M: tl.constexpr, MP: tl.constexpr, WIDTH: tl.constexpr):
     """Add the sum of M coefficients times values, [BLOCK]."""
-    for k in tl.static_range(M):
-        out = tl.fma(values[k], tl.load(coefficients + k), out)
+    if MP < 4:
+        for k in tl.static_range(M):
+            out = tl.fma(values[k], tl.load(coefficients + k), out)
+    else:
+        for first in tl.static_range(0, M, 4):
+            four = _load_four(coefficients + first, out.shape[0] // WIDTH, WIDTH)
+            for k in tl.static_range(4):
+                if first + k < M:
+                    out = tl.fma(values[first + k], four[k], out)
     return out
 
 
@@ -45,6 +67,7 @@ def column_combine_kernel(
     M: tl.constexpr,
     MP: tl.constexpr,
     BLOCK: tl.constexpr,
+    WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
     COLUMNS: tl.constexpr,
     KIND: tl.constexpr,
@@ -59,7 +82,11 @@ def column_combine_kernel(
     FORCE: tl.constexpr,
     SCALAR: tl.constexpr,
 ):
-    """Compute the same as `combine_kernel`, with the same arguments; UNROLL heads at a time."""
+    """Compute the same as `combine_kernel`, with the same arguments.
+
+    A thread reads WIDTH adjacent columns, 1, 2 or 4, so BLOCK is WIDTH times the number of threads. The code for a head
+    is repeated UNROLL times.
+    """
     piece, split = tl.program_id(0), tl.program_id(1)
     slices = tl.num_programs(0)
     row = table + piece * COLUMNS
@@ -91,7 +118,7 @@ def column_combine_kernel(
             begin = head_starts(pointers, slices, piece, 1, i, head_stride, MP, ALIGNED, APART)
             place = grad + head_offsets(begin, offset, CHUNKED)
             if FORCE:
-                out = _add_product(tl.load(row_sums + i) * mean, force + i * MP, t, M)
+                out = _add_product(tl.load(row_sums + i) * mean, force + i * MP, t, M, MP, WIDTH)
                 if SCALED:
                     out *= factor
             else:
@@ -99,7 +126,7 @@ def column_combine_kernel(
             if SCALAR:
                 out += tl.load(drive) * tl.load(place, mask=there, other=0.0).to(tl.float32)
             else:
-                out = _add_product(out, drive + i * MP, g, M)
+                out = _add_product(out, drive + i * MP, g, M, MP, WIDTH)
             if NOISE:
                 noise = standard_normal(tl.load(row + 8), tl.load(steps), i * whole_size.to(tl.int64), element)
                 out += noise * (tl.load(sigmas + piece) * factor)
