@@ -53,6 +53,7 @@ _noisy_columns = partial(_by_column, "combine with noise")
 # By padded number of heads.
 CANDIDATES: dict[int, list[Candidate]] = {
     2: [
+        *(_gram_columns(4, 4, 8), _gram_columns(4, 4, 4), _combine_columns(4, 4, 8, 2), _combine_columns(4, 2, 16, 2)),
         *(_gram(512, 2, 3, 6), _gram(1024, 4, 3, 6), _gram(1024, 2, 3, 12)),
         *(_combine(1024, 4, 3, 8), _combine(2048, 8, 3, 4), _combine(1024, 2, 3, 8)),
     ],
@@ -61,8 +62,8 @@ CANDIDATES: dict[int, list[Candidate]] = {
         *(_gram_columns(8, 2, 2), _gram_columns(4, 2, 4), _gram_columns(4, 2, 2), _gram_columns(4, 4, 6)),
         *(_gram_columns(4, 4, 3, SOLVE_WARPS=4), _gram_columns(2, 4, 5, maxnreg=200)),
         *(_combine_columns(1, 4, 16, 2), _combine_columns(4, 4, 4, 2), _combine_columns(1, 4, 16, 1)),
-        *(_combine_columns(1, 4, 12, 12), _combine_columns(4, 4, 3, 12), _combine_columns(4, 4, 8, 2)),
-        *(_combine_columns(4, 2, 6, 2), _combine_columns(2, 4, 6, 3)),
+        *(_combine_columns(1, 4, 12, 12), _combine_columns(4, 4, 3, 12), _combine_columns(4, 4, 14, 2)),
+        *(_combine_columns(4, 4, 3, 2), _combine_columns(4, 2, 6, 2), _combine_columns(2, 4, 6, 3)),
         *(_noisy_columns(1, 4, 12, 1), _noisy_columns(4, 4, 3, 1), _noisy_columns(4, 2, 5, 1)),
         *(_gram(64, 1, 3, 5), _gram(64, 1, 3, 9), _gram(64, 1, 3, 11), _gram(64, 1, 4, 11), _gram(64, 1, 3, 18)),
         *(_gram(32, 1, 4, 9), _gram(128, 2, 3, 5), _gram(64, 2, 3, 9), _gram(64, 1, 3, 9, "tf32x3")),
