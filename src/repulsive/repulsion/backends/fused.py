@@ -62,20 +62,20 @@ class FusedUpdate:
     def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
         self.groups = list(groups)
         self.heads = groups[0].num_heads
-        self.padded = max(2, 1 << (self.heads - 1).bit_length())
+        self.padded = launch_settings.pad_heads(self.heads)
         self.table = SliceTable(groups, seed, self.padded)
         heads, slices, device = self.padded, len(self.table.parts), self.table.device
         lengths = set() if self.table.flat else set(self.table.rows[:, 3].tolist())
         self._inner = lengths.pop() if len(lengths) == 1 else 0  # length of the inner axis of all slices
-        shape = slices, max(group.dim for group in groups), heads, device
+        shape = slices, max(group.dim for group in groups), self.heads, device
         self.splits = launch_settings.splits_per_slice("gram", *shape)
         self._combine_splits = {
             is_noisy: launch_settings.splits_per_slice("combine with noise" if is_noisy else "combine", *shape)
             for is_noisy in (False, True)
         }
-        # Partial products of the weights and of the gradients.
-        self.products = torch.empty(2, slices, self.splits, heads, heads, dtype=torch.float32, device=device)
-        self.to_mean = torch.empty(2, slices, self.splits, heads, dtype=torch.float32, device=device)
+        # Partial products of the weights and of the gradients; those of padded heads stay zero.
+        self.products = torch.zeros(2, slices, self.splits, heads, heads, dtype=torch.float32, device=device)
+        self.to_mean = torch.zeros(2, slices, self.splits, heads, dtype=torch.float32, device=device)
         self.mean2 = torch.empty(2, slices, self.splits, dtype=torch.float32, device=device)
         self.sums = PartialSums(self.products, self.to_mean, self.mean2, self.table.starts)  # read by `_solve`
         self.shards: Tensor | None = None  # where the slices lie in whole weights; see `combine_kernel`
@@ -213,17 +213,21 @@ class FusedUpdate:
             sources: 1 or 2.
             norms_only: compute only the norms of gradients.
         """
-        from repulsive.repulsion.backends.triton_kernels import gram
+        from repulsive.repulsion.backends.triton_kernels import column_gram, gram
 
-        gram.gram_kernel[(len(self.table.parts), self.splits, sources)](
+        settings: dict[str, Any] | None = launch_settings.column_settings("gram", self.heads)
+        kernel = column_gram.column_gram_kernel
+        if settings is None:
+            settings = {**GRAM[self.padded], "PRECISION": launch_settings.precision(self.padded)}
+            kernel = gram.gram_kernel
+        kernel[(len(self.table.parts), self.splits, sources)](
             self.table.rows,
             self.table.current.pointers,
             self.products,
             self.to_mean,
             self.mean2,
             NORMS=norms_only,
-            PRECISION=launch_settings.precision(self.padded),
-            **GRAM[self.padded],
+            **settings,
             **self._heads,
             **self._access,
         )
@@ -289,9 +293,16 @@ class FusedUpdate:
         scales_gradients: bool,
     ) -> None:
         """Write the new gradients."""
-        from repulsive.repulsion.backends.triton_kernels import combine
+        from repulsive.repulsion.backends.triton_kernels import column_combine, combine
 
-        combine.combine_kernel[(len(self.table.parts), self._combine_splits[is_noisy])](
+        launch = "combine with noise" if is_noisy else "combine"
+        settings: dict[str, Any] | None = launch_settings.column_settings(launch, self.heads)
+        kernel = column_combine.column_combine_kernel
+        if settings is None:
+            settings = launch_settings.combine_settings(self.padded, is_noisy)
+            settings = {**settings, "PRECISION": launch_settings.precision(self.padded)}
+            kernel = combine.combine_kernel
+        kernel[(len(self.table.parts), self._combine_splits[is_noisy])](
             self.table.rows,
             self.table.current.pointers,
             self.drive,
@@ -306,8 +317,7 @@ class FusedUpdate:
             NOISE=is_noisy,
             FORCE=has_force,
             SCALAR=scales_gradients,
-            PRECISION=launch_settings.precision(self.padded),
-            **launch_settings.combine_settings(self.padded, is_noisy),
+            **settings,
             **self._heads,
             **self._access,
         )
