@@ -143,7 +143,7 @@ def test_two_interrupts_stop_immediately(repulsive, data, tmp_path, monkeypatch)
     words = tiny.words(data, tmp_path / "out", "training.log_every=4")
     code, out, err = repulsive(*words, "--quiet")
     assert (code, out, err.strip()) == (130, "", "repulsive: stopped")
-    assert not RunFolder(tiny.folder_of(data, tmp_path / "out", "training.log_every=4")).checkpoints.found()
+    assert not RunFolder(tiny.folder_of(data, tmp_path / "out", "training.log_every=4")).checkpoints.paths()
 
 
 def test_an_ignored_ctrl_c_stays_ignored(repulsive, data, tmp_path, monkeypatch):

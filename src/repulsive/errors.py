@@ -1,6 +1,6 @@
 """Errors that users can meet. Each message says what was wrong, where, and what to do next."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
 
@@ -73,3 +73,14 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     """
     near = get_close_matches(str(word), list(known), n=1)
     return f"did you mean {near[0]!r}? " if near else ""
+
+
+def list_first(items: Sequence[object], most: int, separator: str = ", ") -> str:
+    """List the first items in a message, and say how many more there are.
+
+    Example:
+        >>> list_first(["a", "b", "c", "d"], 2)
+        'a, b and 2 more'
+    """
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return separator.join(map(str, items[:most])) + more

@@ -20,7 +20,8 @@ from repulsive.diagnostics.summary import as_json, as_text
 from repulsive.diagnostics.verdict import verdict
 from repulsive.errors import DataError, NoHeadsFound
 from repulsive.heads import find_heads
-from repulsive.pages.inspection_page import layered_examples, render_inspection, write_inspection
+from repulsive.pages.html.document import write_whole
+from repulsive.pages.inspection_page import layered_examples, render_inspection
 from tests.heads.zoo import SMALL, build, ids
 from tests.pages.browser import driven_browser, driven_page, needs_browser, needs_driver, open_page, violations
 
@@ -211,7 +212,7 @@ def test_page_text_and_json_have_the_numbers(tmp_path):
     model, batches = masked_lm(), text()
     found = inspect_heads(model, batches, ablation=True)
     tokens = [[f"<w{place}>" for place in range(7)] for _ in range(2)]
-    path = write_inspection(tmp_path / "deep" / "page.html", found, title="Heads of <x>", tokens=tokens)
+    path = write_whole(tmp_path / "deep" / "page.html", render_inspection(found, title="Heads of <x>", tokens=tokens))
     page = path.read_text()
     assert page.count("<script") == 3 and "http" not in page.replace("http-equiv", "")
     assert page.count("Heads of &lt;x&gt;") == 2 and "<x>" not in page
@@ -246,7 +247,7 @@ def test_page_text_and_json_have_the_numbers(tmp_path):
 @needs_browser
 def test_a_browser_reports_no_errors(tmp_path):
     found = inspect_heads(masked_lm(), text(), ablation=True)
-    path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
+    path = write_whole(tmp_path / "page.html", render_inspection(found, title="Heads", tokens=[list("abcdefg")]))
     opened = open_page(path, "example=1")  # unfolds the explorer
     assert opened.console == []
     assert opened.dom.count('class="overlap"') == grids_of(found)
@@ -257,7 +258,7 @@ def test_a_browser_reports_no_errors(tmp_path):
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
 def test_the_page_fits_a_phone_and_passes_axe(tmp_path, dark):
     found = inspect_heads(masked_lm(), text(), ablation=True)
-    path = write_inspection(tmp_path / "page.html", found, title="Heads", tokens=[list("abcdefg")])
+    path = write_whole(tmp_path / "page.html", render_inspection(found, title="Heads", tokens=[list("abcdefg")]))
     with driven_browser() as browser:
         with driven_page(browser, path, dark=dark, width=360) as (page, console):
             page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true; })")
@@ -370,7 +371,7 @@ def test_nan_is_null_in_json():
 def test_tokens_beside_a_map_are_not_cut_off(tmp_path):
     found = inspect_heads(masked_lm(), text()[:1])
     words = [["a" * 60, "漢字" * 9, "Ġthe", "▁" * 20, "x", "nnnnnnnnnnnnnnnn", "."]]
-    page_of = write_inspection(tmp_path / "words.html", found, title="words", tokens=words)
+    page_of = write_whole(tmp_path / "words.html", render_inspection(found, title="words", tokens=words))
     with driven_browser() as browser, driven_page(browser, page_of, width=390) as (page, _):
         page.evaluate("location.hash = 'example=1'")
         page.wait_for_selector("#stage text")

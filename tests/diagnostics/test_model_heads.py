@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from repulsive import find_heads
-from repulsive.diagnostics.cka import linear_cka
+from repulsive.diagnostics.cka import cka_of_grams, token_grams
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.errors import SelectionError
 from tests.heads.zoo import AdditiveAttention, TimmAttention
@@ -229,10 +229,10 @@ def test_cka_is_the_formula_and_ignores_rotations():
         for j in range(3):
             cross, own, other = flat[i].T @ flat[j], flat[i].T @ flat[i], flat[j].T @ flat[j]
             expected[i, j] = cross.norm() ** 2 / (own.norm() * other.norm())
-    assert torch.allclose(linear_cka(x), expected, atol=1e-12)
+    assert torch.allclose(cka_of_grams(token_grams(x)[0]), expected, atol=1e-12)
     rotation = torch.linalg.qr(torch.randn(4, 4, generator=generator, dtype=torch.float64))[0]
     turned = torch.cat([x[:, :1], 2 * x[:, :1] @ rotation], 1)
-    assert linear_cka(turned)[0, 1] == pytest.approx(1.0)
+    assert cka_of_grams(token_grams(turned)[0])[0, 1] == pytest.approx(1.0)
 
 
 def test_one_head_and_how_it_prints():

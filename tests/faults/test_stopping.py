@@ -62,14 +62,14 @@ def test_a_signal_during_the_last_evaluation_is_answered(data, tmp_path, part):
     assert not trained  # no step is repeated
     tiny.train(data, tmp_path / "whole")
     tiny.assert_same(tmp_path / "run", tmp_path / "whole")
-    assert resumed.folder.checkpoints.found() == []
+    assert resumed.folder.checkpoints.paths() == []
 
 
 def test_other_threads_and_processes_are_told(data, tmp_path, monkeypatch):
     stop = tiny.At(10, tiny.signalled(signal.SIGTERM))
     with pytest.raises(Stopped):
         tiny.train(data, tmp_path, "training.log_every=5", watcher=stop)
-    (path,) = RunFolder(tmp_path).checkpoints.found()
+    (path,) = RunFolder(tmp_path).checkpoints.paths()
     state = json.loads((path / "state.json").read_text())
     assert state["parallel"] == {"threads": torch.get_num_threads(), "processes": 1}
     before = torch.get_num_threads()
@@ -145,7 +145,7 @@ def test_ranks_end_with_torchrun(data, tmp_path):
         ranks = children(process.pid)
         process.kill()
         wait_for(lambda: not any(map(tiny.alive, ranks)))
-        assert len(ranks) == 2 and RunFolder(folder).checkpoints.found()  # they saved before they ended
+        assert len(ranks) == 2 and RunFolder(folder).checkpoints.paths()  # they saved before they ended
     finally:
         end(process, ranks)
 

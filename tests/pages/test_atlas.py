@@ -18,9 +18,10 @@ from repulsive.diagnostics.verdict import verdict
 from repulsive.pages import Grid
 from repulsive.pages.data.atlas import UNIFORM, against_uniform, atlas_layers, pictures
 from repulsive.pages.html.atlas import head_atlas
+from repulsive.pages.html.document import write_whole
 from repulsive.pages.html.heat_map import overlap_grid, signed_levels
 from repulsive.pages.html.panel import grid_rows
-from repulsive.pages.inspection_page import render_inspection, write_inspection
+from repulsive.pages.inspection_page import render_inspection
 from tests.pages.browser import driven_browser, driven_page, needs_driver, violations
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -156,7 +157,9 @@ def test_negative_similarities_have_colours_of_their_own():
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return write_inspection(tmp_path_factory.mktemp("atlas") / "page.html", made(), title="Heads", tokens=[WORDS] * 2)
+    return write_whole(
+        tmp_path_factory.mktemp("atlas") / "page.html", render_inspection(made(), title="Heads", tokens=[WORDS] * 2)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -249,7 +252,7 @@ def test_pictures_have_the_colours_of_their_bytes(browser, path):
 
 @needs_driver
 def test_rows_are_drawn_when_they_come_into_view(browser, tmp_path):
-    large = write_inspection(tmp_path / "large.html", made(60, 20, 6, 1), title="Heads")
+    large = write_whole(tmp_path / "large.html", render_inspection(made(60, 20, 6, 1), title="Heads"))
     with driven_page(browser, large, width=390) as (page, messages):
         page.set_viewport_size({"width": 390, "height": 300})
         page.reload()
@@ -285,7 +288,7 @@ SCROLL = """() => new Promise((done) => {
 @pytest.mark.slow
 def test_2048_heads_scroll_smoothly(browser, tmp_path):
     """Median time of a frame while scrolling: 17 ms; with one canvas per head it was 117 ms."""
-    large = write_inspection(tmp_path / "large.html", made(32, 64, 24, 1), title="Heads")
+    large = write_whole(tmp_path / "large.html", render_inspection(made(32, 64, 24, 1), title="Heads"))
     assert large.stat().st_size < 5_000_000
     with driven_page(browser, large) as (page, messages):
         page.wait_for_selector(".tiles")

@@ -21,7 +21,7 @@ from repulsive.pages import write_report
 from repulsive.pages.comparison_page import render_comparison
 from repulsive.pages.data.pictures import Pictures
 from repulsive.pages.html.document import write_whole
-from repulsive.pages.inspection_page import write_inspection
+from repulsive.pages.inspection_page import render_inspection
 from tests.lab.judge.sample import two_systems
 from tests.pages import test_layer_explorer, test_picture_map
 from tests.pages.browser import driven_browser, driven_page, needs_driver, violations
@@ -53,13 +53,15 @@ def photograph():
 
 
 def inspect_text(path):
-    return write_inspection(path, made(6, 8, 12), title="Heads of a text model", tokens=TOKENS)
+    return write_whole(path, render_inspection(made(6, 8, 12), title="Heads of a text model", tokens=TOKENS))
 
 
 def inspect_images(path):
     layout = PatchLayout(14, 14, ("class", "register 0"), (16, 16))
     pictures = Pictures(layout, ["discs.png", "again.png"], [photograph()] * 2)
-    return write_inspection(path, test_picture_map.made(2, 6, layout, 6), title="Heads of a ViT", pictures=pictures)
+    return write_whole(
+        path, render_inspection(test_picture_map.made(2, 6, layout, 6), title="Heads of a ViT", pictures=pictures)
+    )
 
 
 def compare(path):

@@ -11,8 +11,9 @@ from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.patches import PatchLayout
 from repulsive.diagnostics.rollout import attention_rollout
 from repulsive.pages.data.pictures import Pictures, from_bytes, log_bytes, picture_maps, query_rows
+from repulsive.pages.html.document import write_whole
 from repulsive.pages.html.picture_map import picture_section
-from repulsive.pages.inspection_page import render_inspection, write_inspection
+from repulsive.pages.inspection_page import render_inspection
 from tests.pages.browser import driven_browser, driven_page, needs_driver, violations
 
 LAYOUT = PatchLayout(3, 4, ("class", "register 0"), (8, 8))
@@ -101,7 +102,7 @@ def test_queries_and_pictures_shrink_to_fit():
 def path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pictures")
     pictures = Pictures(LAYOUT, ["first.png", EVIL], [JPEG] * 2)
-    return write_inspection(folder / "page.html", made(), title="Heads", pictures=pictures)
+    return write_whole(folder / "page.html", render_inspection(made(), title="Heads", pictures=pictures))
 
 
 @pytest.fixture(scope="module")

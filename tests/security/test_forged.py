@@ -9,7 +9,7 @@ from safetensors.torch import load, save
 
 from repulsive.cli.app import run
 from repulsive.errors import RunError
-from repulsive.lab.engine import seals
+from repulsive.lab.engine import result_checksums
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.scores import recomputed
 from repulsive.lab.engine.tables import rows
@@ -78,13 +78,13 @@ def test_forged_checksums_do_not_hide_forged_numbers(copy):
     """Numbers with a recomputed checksum still contradict the recorded answers."""
     result = json.loads((copy / "result.json").read_text())
     result["test"]["accuracy"] = 1.0
-    (copy / "result.json").write_text(json.dumps(seals.resealed(result)))
+    (copy / "result.json").write_text(json.dumps(result_checksums.with_new_checksum(result)))
     with pytest.raises(RunError, match=r"but result\.json says 1; one of the two was changed"):
         rows([copy])
     mark_all_correct(copy)
-    files = {"test.safetensors": seals.digest((copy / "test.safetensors").read_bytes())}
+    files = {"test.safetensors": result_checksums.digest((copy / "test.safetensors").read_bytes())}
     del result["sha256"]
-    (copy / "result.json").write_text(json.dumps(seals.sealed(result, files)))
+    (copy / "result.json").write_text(json.dumps(result_checksums.with_checksums(result, files)))
     with pytest.raises(RunError, match="contrary to its own logits and labels"):
         rows([copy])
 

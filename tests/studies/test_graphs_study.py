@@ -7,8 +7,8 @@ import pytest
 
 from repulsive.lab.engine import methods
 from repulsive.lab.engine.files import read_json, write_json
+from repulsive.lab.engine.result_checksums import with_new_checksum
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.seals import resealed
 from repulsive.lab.systems.graphs import meteor
 from repulsive.lab.systems.graphs import metrics as generation
 from repulsive.lab.systems.graphs.model import GraphWriter, GraphWriterConfig
@@ -139,7 +139,7 @@ def test_scores_are_added_from_the_texts_that_runs_kept(script, folder, monkeypa
     known = {path: json.loads(path.read_text()) for path in paths}
     for path, result in known.items():
         less = {name: x for name, x in result["test"].items() if not name.startswith("ROUGE")}
-        write_json(path, resealed(result | {"test": less}))
+        write_json(path, with_new_checksum(result | {"test": less}))
 
     def judged(texts, references):
         share = statistics.fmean(text in some for text, some in zip(texts, references, strict=True))

@@ -12,8 +12,8 @@ from repulsive.lab.engine import methods
 from repulsive.lab.engine.files import write_json
 from repulsive.lab.engine.loop import Loop
 from repulsive.lab.engine.progress import Watcher
+from repulsive.lab.engine.result_checksums import with_new_checksum
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.seals import resealed
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from repulsive.lab.text.pieces import BOS
 from repulsive.lab.text.prepared import Prepared
@@ -263,7 +263,7 @@ def check_added_texts(script, folder):
             for name, part in result.items()
             if isinstance(part, dict)
         }
-        write_json(path, resealed(result | less))
+        write_json(path, with_new_checksum(result | less))
     call(script, folder, *FEW, "--stage", "tables")
     for path, result in known.items():
         again = json.loads(path.read_text())

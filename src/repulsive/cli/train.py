@@ -39,7 +39,7 @@ def train(
     requeue: RequeueOption = False,
 ) -> None:
     """Train recipes and compare them with the first one. Rerun the same command to resume."""
-    from repulsive.lab.engine.launch import speaks, train_here, train_many
+    from repulsive.lab.engine.launch import prints_progress, train_here, train_many
     from repulsive.lab.engine.requeue import requeueing
     from repulsive.lab.engine.tables import ended, rows
     from repulsive.lab.runs.plan import plan
@@ -49,7 +49,7 @@ def train(
     if len(specs) == 1:
         with requeueing(requeue):
             train_here(specs[0], make_task, quiet)
-        if speaks():
+        if prints_progress():
             say_results(rows([specs[0].folder]), full=full, markdown=markdown, as_json=as_json)
         return
     live = not quiet and sys.stderr.isatty()

@@ -1,4 +1,4 @@
-"""Calibration of a classifier: reliability diagram, ECE, overconfidence error and MCE."""
+"""Calibration of a classifier: reliability diagram, expected calibration error (ECE) and overconfidence error (OE)."""
 
 from __future__ import annotations
 

@@ -19,28 +19,13 @@ _ROUNDING = 1e-12  # relative size of rounding errors of centred inner products 
 
 
 @torch.no_grad()
-def linear_cka(outputs: Tensor, real: Tensor | None = None) -> Tensor:
-    """Compute the linear CKA of every pair of heads.
+def token_grams(outputs: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Compute the Gram matrix of each head over tokens, [M, N, N], and the item that each token belongs to, [N].
 
     Args:
         outputs: outputs of each head [B, M, T, d].
         real: which tokens count, bool [B, T]; None: all.
-
-    Returns:
-        [M, M], between 0 and 1; 0 for a head with constant output.
-
-    Example:
-        >>> x = torch.randn(1, 1, 50, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-        >>> rotated = x.flip(-1) * 3
-        >>> round(float(linear_cka(torch.cat([x, rotated], 1))[0, 1]), 6)
-        1.0
     """
-    return cka_of_grams(token_grams(outputs, real)[0])
-
-
-@torch.no_grad()
-def token_grams(outputs: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Compute the Gram matrix of each head over tokens, [M, N, N], and the item that each token belongs to, [N]."""
     heads = outputs.transpose(0, 1).flatten(1, 2)  # [M, N, d]
     items = torch.arange(len(outputs), device=heads.device).repeat_interleave(outputs.shape[2])  # [N]
     if real is not None:
@@ -56,7 +41,14 @@ def token_grams(outputs: Tensor, real: Tensor | None = None) -> tuple[Tensor, Te
 
 @torch.no_grad()
 def cka_of_grams(grams: Tensor) -> Tensor:
-    """Compute the linear CKA of every pair of heads from their Gram matrices over tokens: [M, N, N] -> [M, M]."""
+    """Compute the linear CKA of every pair of heads, between 0 and 1; 0 for a head with constant output.
+
+    Args:
+        grams: Gram matrix of each head over tokens [M, N, N], from `token_grams`.
+
+    Returns:
+        [M, M].
+    """
     centred = grams - grams.mean(1, keepdim=True)
     flat = (centred - centred.mean(2, keepdim=True)).flatten(1)  # [M, N N]: ||X^T Y||^2 is an inner product of Grams
     return _normalised(flat @ flat.mT)

@@ -44,11 +44,11 @@ def layer_rows(comparison: ModelComparison) -> tuple[Row, list[Row]]:
         rows.append(
             (
                 comparison.before.label(names[0]),
-                _arrow(*(str(layer[3]) for layer in layers)),
-                _arrow(*("n/a" if each is None else _number(each.mean) for each in own)),
-                _arrow(*("n/a" if each is None else _number(each.largest) for each in own)),
-                _arrow(*("n/a" if each is None else f"{each.effective_heads:.2f}" for each in effective)),
-                _arrow(*(str(sum(at == row for at, _ in side)) for side in redundant)),
+                format_change(*(str(layer[3]) for layer in layers)),
+                format_change(*("n/a" if each is None else _number(each.mean) for each in own)),
+                format_change(*("n/a" if each is None else _number(each.largest) for each in own)),
+                format_change(*("n/a" if each is None else f"{each.effective_heads:.2f}" for each in effective)),
+                format_change(*(str(sum(at == row for at, _ in side)) for side in redundant)),
             )
         )
     marked = "unimportant heads" if comparison.before.ablation is None else "redundant heads"
@@ -115,7 +115,7 @@ def _on_similarity(comparison: ModelComparison) -> str:
         )
     low, high = interval
     digits = 3 if abs(difference.mean) < 0.1 else 2
-    values = _arrow(*(_number(statistics.fmean(side), digits) for side in (difference.before, difference.after)))
+    values = format_change(*(_number(statistics.fmean(side), digits) for side in (difference.before, difference.after)))
     change, start, end = (_number(value, digits, signed=True) for value in (difference.mean, low, high))
     measured = (
         f"mean cosine of attention logits {values}, difference {change}, 95 % CI {start} to {end} over "
@@ -131,7 +131,8 @@ def _labels(inspection: Inspection, rows: list[int]) -> list[str]:
     return [inspection.label(inspection.layers[row][0]) for row in rows]
 
 
-def _arrow(before: str, after: str) -> str:
+def format_change(before: str, after: str) -> str:
+    """Format two values as "before → after"; equal values as one."""
     return before if before == after else f"{before} → {after}"
 
 

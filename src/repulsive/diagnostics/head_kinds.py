@@ -48,8 +48,8 @@ class HeadKinds:
 
     def label(self, layer: int, head: int) -> str:
         """Return the kind of one head; "" if no score exceeds its threshold."""
-        found = {kind: float(scores[layer, head]) for kind, scores in self.scores.items()}
-        passed = {kind: score for kind, score in found.items() if score > self.thresholds[kind]}
+        own = {kind: float(scores[layer, head]) for kind, scores in self.scores.items()}
+        passed = {kind: score for kind, score in own.items() if score > self.thresholds[kind]}
         return max(passed, key=lambda kind: passed[kind]) if passed else ""
 
     def labels(self) -> dict[tuple[int, int], str]:

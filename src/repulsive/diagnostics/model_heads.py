@@ -265,12 +265,12 @@ class Heads:
 
     # -- private --------------------------------------------------------------------------------------------------
 
-    def _capture(self, inputs: object, *, weights: bool, strict: bool = True) -> list[Captured]:
-        return capture(self.model, inputs, weights=weights, strict=strict, layers=self.layers).layers
+    def _capture(self, inputs: object, *, weights: bool) -> list[Captured]:
+        return capture(self.model, inputs, weights=weights, layers=self.layers).layers
 
     def _per_layer(self, captured: Sequence[Captured], read: Any) -> list[Tensor | None]:
-        found = {each.name: read(each) for each in captured}
-        runs = [found.get(layer.name) for layer in self.layers]
+        by_name = {each.name: read(each) for each in captured}
+        runs = [by_name.get(layer.name) for layer in self.layers]
         return [None if not each else each[0] if len(each) == 1 else torch.stack(each) for each in runs]
 
     def _replacements(self, source: object, mode: Mode, masks: Any) -> dict[str, list[Tensor]]:

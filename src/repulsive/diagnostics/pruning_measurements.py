@@ -68,11 +68,11 @@ def measure(model: nn.Module, batches: Sequence[dict[str, Any]], change: OutputC
 
 
 @torch.no_grad()
-def forward_milliseconds(model: nn.Module, batch: dict[str, Any], runs: int = RUNS) -> list[float]:
+def forward_milliseconds(model: nn.Module, batch: dict[str, Any]) -> list[float]:
     """Time forward passes over one batch, after one that is not timed."""
     times = []
     with evaluating(model):
-        for _ in range(runs + 1):
+        for _ in range(RUNS + 1):
             start = time.perf_counter()
             call(model, batch)
             times.append(1e3 * (time.perf_counter() - start))

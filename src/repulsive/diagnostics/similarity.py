@@ -120,20 +120,17 @@ def of_outputs(outputs: Tensor, real: Tensor | None = None, name: str = "") -> D
 
 
 @torch.no_grad()
-def mean_cosines(
-    x: Tensor, real: Tensor | None = None, name: str = "", space: Literal["attention", "outputs"] = "outputs"
-) -> Tensor:
+def mean_cosines(x: Tensor, real: Tensor | None = None, space: Literal["attention", "outputs"] = "outputs") -> Tensor:
     """Compute the mean cosine of each pair of heads over positions, float64 [M, M]; like `of_outputs`, but faster.
 
     Args:
         x: attention weights or outputs of each head [B, M, T, E].
         real: which tokens count, bool [B, T]; None: all.
-        name: name of the layer, for errors.
         space: what `x` holds, for errors.
     """
     total, count = torch.zeros((), dtype=torch.float64, device="cpu"), 0
     for block in _positions(x, real):
-        unit = _unit(_finite(block, name, space))
+        unit = _unit(_finite(block, "", space))
         total, count = total + (unit @ unit.mT).sum(0).cpu().double(), count + len(unit)
     return (total / count).clamp(-1, 1)
 

@@ -124,9 +124,9 @@ def _equal_parameters(first: nn.Module, second: nn.Module) -> bool:
 
 def _resets(module: nn.Module) -> list[str]:
     """List the methods that draw new weights for a module, in the order to call them."""
-    found = [name for name in _RESETS if callable(getattr(module, name, None))][:1]
+    methods = [name for name in _RESETS if callable(getattr(module, name, None))][:1]
     try:
         inspect.signature(getattr(module, _INIT)).bind()
     except (AttributeError, TypeError, ValueError):  # there is none, or it needs arguments
-        return found
-    return [*found, _INIT]
+        return methods
+    return [*methods, _INIT]

@@ -2,7 +2,8 @@
 
 `layout` defines a group of heads, `discover` finds groups, `select` filters them, `verify` proves them, `by_hand` lets
 the caller name them, `grouping` groups experts and other modules, and `describe` prints groups. `table` lists known
-attention classes; `trace` follows gradients.
+attention classes; `trace` follows gradients; `products` reads weights in einsum notation. The other modules answer one
+question each about a model, such as `after_projection`: what is applied to queries and keys after their projection.
 """
 
 from repulsive.heads.by_hand import heads_by_hand

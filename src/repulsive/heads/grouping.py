@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from repulsive.errors import SelectionError, UnsupportedWeights, did_you_mean
+from repulsive.errors import SelectionError, UnsupportedWeights, did_you_mean, list_first
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, dotted, unwrap
 from repulsive.heads.sharded_tensors import is_sharded
@@ -145,20 +145,21 @@ def _groups(
 
 def _choose(tensors: Mapping[str, Tensor], parameters: str | Sequence[str] | None, owner: str) -> list[str]:
     """Names of the chosen parameters, in the order of the module."""
+    known = list_first(list(tensors), 6)
     if parameters is None:
         chosen = [key for key, tensor in tensors.items() if tensor.ndim >= 2]
         if not chosen:
             raise SelectionError(
-                f"{owner} has no parameter with at least two dimensions; choose among {_listed(tensors)} by parameters="
+                f"{owner} has no parameter with at least two dimensions; choose among {known} by parameters="
             )
         return chosen
     patterns = [parameters] if isinstance(parameters, str) else list(parameters)
     for pattern in patterns:
         if not any(fnmatchcase(key, pattern) for key in tensors):
             hint = did_you_mean(pattern, tensors)
-            raise SelectionError(f"parameters={pattern!r} match nothing in {owner}; {hint}it has {_listed(tensors)}")
+            raise SelectionError(f"parameters={pattern!r} match nothing in {owner}; {hint}it has {known}")
     if not patterns:
-        raise SelectionError(f"parameters is empty; leave it out, or choose among {_listed(tensors)}")
+        raise SelectionError(f"parameters is empty; leave it out, or choose among {known}")
     return [key for key in tensors if any(fnmatchcase(key, pattern) for pattern in patterns)]
 
 
@@ -222,8 +223,3 @@ def _whole_slice(module: nn.Module, key: str, shown: str) -> HeadSlice:
     if not parameter.ndim:
         raise UnsupportedWeights(f"{shown}: is a scalar; leave it out by parameters=")
     return HeadSlice(owner, attribute, shown, torch.arange(parameter.shape[0], device="cpu").unsqueeze(0))
-
-
-def _listed(tensors: Mapping[str, Tensor]) -> str:
-    names = list(tensors)
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")

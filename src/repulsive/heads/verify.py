@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from repulsive.errors import HeadLayoutError, NoHeadsFound
+from repulsive.errors import HeadLayoutError, NoHeadsFound, list_first
 from repulsive.heads.flat_weights import refuse_flat_weights
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import unwrap
@@ -94,8 +94,8 @@ def refuse_unproved(model: nn.Module, groups: Sequence[HeadGroup], example_input
         if guesses:
             raise HeadLayoutError(
                 f"the rows of {len(guesses)} groups of heads are a guess from names and shapes, and a wrong guess "
-                f"would train rows of other heads: {_shortened(guesses)}. Pass example_inputs=... (inputs of the "
-                "model) to prove them by a trace, or allow_unproved=True to train them as they are"
+                f"would train rows of other heads: {list_first(guesses, _LISTED)}. Pass example_inputs=... (inputs "
+                "of the model) to prove them by a trace, or allow_unproved=True to train them as they are"
             )
         return
     inner = unwrap(model)
@@ -108,11 +108,6 @@ def refuse_unproved(model: nn.Module, groups: Sequence[HeadGroup], example_input
     if remaining:
         raise HeadLayoutError(
             f"the example proves {len(groups) - len(remaining)} of {len(groups)} groups of heads; it does not prove "
-            f"{_shortened(remaining)}. Pass an example that runs through them, exclude them with where=, parts= or "
-            "match=, or pass allow_unproved=True to train them as they are"
+            f"{list_first(remaining, _LISTED)}. Pass an example that runs through them, exclude them with where=, "
+            "parts= or match=, or pass allow_unproved=True to train them as they are"
         )
-
-
-def _shortened(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+_NEIGHBOURS = 2  # frames before and after each frame in its average; fewer at both ends
+
 
 def classical_scaling(cosine: Tensor) -> Tensor:
     """Embed M heads in a plane: cosines [M, M] -> centred positions [M, 2].
@@ -35,7 +37,7 @@ def turned_onto(positions: Tensor, target: Tensor) -> Tensor:
     return positions @ (left @ right)
 
 
-def aligned_positions(cosines: Sequence[Tensor], neighbours: int = 2) -> list[Tensor]:
+def aligned_positions(cosines: Sequence[Tensor]) -> list[Tensor]:
     """Embed the heads of one layer over time, each frame turned onto the one before.
 
     Nearly orthogonal heads have no stable plane: its eigenvalues are almost equal, and noise swaps them. Cosines are
@@ -43,14 +45,13 @@ def aligned_positions(cosines: Sequence[Tensor], neighbours: int = 2) -> list[Te
 
     Args:
         cosines: one matrix [M, M] per frame.
-        neighbours: number of frames before and after each frame in its average; fewer at both ends.
 
     Returns:
         Positions [M, 2] per frame.
     """
     frames: list[Tensor] = []
     for number in range(len(cosines)):
-        reach = min(neighbours, number, len(cosines) - 1 - number)
+        reach = min(_NEIGHBOURS, number, len(cosines) - 1 - number)
         cosine = torch.stack(list(cosines[number - reach : number + reach + 1])).mean(0)
         positions = classical_scaling(cosine)
         frames.append(turned_onto(positions, frames[-1]) if frames else positions)

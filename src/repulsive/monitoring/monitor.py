@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from repulsive.diagnostics.hooks.calling import call, evaluating
-from repulsive.diagnostics.hooks.traced_projections import traced_projections
-from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError, StateError, UnsupportedWeights
-from repulsive.heads import HeadGroup, find_heads
+from repulsive.errors import HeadLayoutError, SelectionError, StateError, UnsupportedWeights, list_first
 from repulsive.heads.module_paths import unwrap
 from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.heads.trace.forward_pass import without_compilation
@@ -21,6 +19,7 @@ from repulsive.monitoring.film_layers import film_layers
 from repulsive.monitoring.history import History
 from repulsive.monitoring.live_page import page_content
 from repulsive.monitoring.measurement import Measurement
+from repulsive.monitoring.monitored_heads import find_monitored_heads, move_tensors
 from repulsive.monitoring.problems import Detector, HeadWarning, Problem, Thresholds
 from repulsive.monitoring.recording import HeadRecorder
 from repulsive.monitoring.training_pass import TrainingPass
@@ -102,7 +101,7 @@ class HeadMonitor:
             )
         self.model, self.every, self._probe = model, every, probe
         self._log: Log | None = getattr(log, "log", log)
-        groups, out = _find(model, example_inputs, probe)
+        groups, out = find_monitored_heads(model, example_inputs, probe)
         self._recorder = HeadRecorder(model, groups, out=out, items=items, tokens=tokens)
         self._pass = TrainingPass(model, self._recorder, self._process)
         self._detector = Detector(thresholds or Thresholds())
@@ -180,7 +179,7 @@ class HeadMonitor:
             raise SelectionError("measure() needs a batch: HeadMonitor(model, probe=batch)")
         model = unwrap(self.model)
         parameter = next(model.parameters(), None)
-        batch = self._probe if parameter is None else _moved(self._probe, parameter.device)
+        batch = self._probe if parameter is None else move_tensors(self._probe, parameter.device)
         inputs = dict(batch) if isinstance(batch, Mapping) else {}
         with (
             torch.no_grad(),
@@ -229,8 +228,7 @@ class HeadMonitor:
             missing.setdefault(f"{_QUANTITIES[quantity]} not measured ({{}}): {reason}", []).append(name)
         for text, names in missing.items():
             labels = [self._recorder.labels[name] for name in names]
-            listed = ", ".join(labels[:3]) + (f" and {len(labels) - 3} more" if len(labels) > 3 else "")
-            self._warn_once(text.replace("{}", listed), text)
+            self._warn_once(text.replace("{}", list_first(labels, 3)), text)
 
     def _warn_once(self, message: str, key: str = "") -> None:
         if (key or message) not in self._warned:
@@ -339,30 +337,6 @@ _QUANTITIES = {
 }
 
 
-def _find(model: nn.Module, example: object, probe: object) -> tuple[list[HeadGroup], dict[str, str]]:
-    """Find the heads of a model and those of their output projections that names do not show."""
-    parameter = next(model.parameters(), None)
-    if parameter is not None:
-        example, probe = (_moved(inputs, parameter.device) for inputs in (example, probe))
-    try:
-        groups = find_heads(model, example)
-    except NoHeadsFound:
-        if example is not None or probe is None:
-            raise
-        groups = find_heads(model, probe)
-    inputs = probe if example is None else example
-    return groups, {} if inputs is None else traced_projections(model, groups, inputs)
-
-
 def _rank() -> int:
     is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return torch.distributed.get_rank() if is_distributed else 0
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    """Move all tensors of a batch to a device."""
-    if isinstance(batch, Tensor):
-        return batch.to(device)
-    if isinstance(batch, Mapping):
-        return {name: _moved(value, device) for name, value in batch.items()}
-    return type(batch)(_moved(value, device) for value in batch) if isinstance(batch, list | tuple) else batch

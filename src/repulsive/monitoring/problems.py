@@ -91,7 +91,7 @@ class Detector:
 
     def observe(self, measurement: Measurement) -> list[Problem]:
         """Process a measurement and return the problems to warn about now."""
-        found: list[Problem] = []
+        new: list[Problem] = []
         before, self._open = self._open, {}
         for layer in measurement.layers:
             confirmed = []
@@ -102,9 +102,9 @@ class Detector:
                 if count + 1 >= self.thresholds.confirm and key not in self._reported:
                     self._reported.add(key)
                     confirmed.append((kind, heads, value, since))
-            found += _merge(layer, confirmed, measurement.step)
-        self.problems += found
-        return found
+            new += _merge(layer, confirmed, measurement.step)
+        self.problems += new
+        return new
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as lists and numbers, for JSON."""

@@ -2,9 +2,12 @@
 
 data/               data classes: the content of a report, its sections, attention maps
 charts.py           builds charts from the results of diagnostics
+axes.py             limits and tick marks of charts
+text.py             escapes text and formats numbers
 report_page.py      the report on training runs: results, curves, similarity of heads, attention explorer
 inspection_page.py  the report on the heads of one model
 comparison_page.py  the heads of two versions of a model
+monitor_page.py     the live page of the head monitor
 card.py             a social card with the verdict and a small atlas, as SVG or PNG
 sample_table.py     generated texts beside the reference text
 html/               HTML and SVG fragments, style sheet, scripts

@@ -43,7 +43,7 @@ def learning_curve(name: str, runs: Mapping[str, Sequence[Sequence[Point]]], fil
     return Chart(name, series, file=file)
 
 
-def reliability_charts(diagrams: Mapping[str, Reliability], file: str = "reliability") -> list[Chart]:
+def reliability_charts(diagrams: Mapping[str, Reliability]) -> list[Chart]:
     """Plot accuracy against confidence for each method; the area of a dot is the share of items in its bin."""
     charts = []
     for number, (method, diagram) in enumerate(diagrams.items(), 1):
@@ -61,29 +61,28 @@ def reliability_charts(diagrams: Mapping[str, Reliability], file: str = "reliabi
                 x_limits=(0.0, 1.0),
                 y_limits=(0.0, 1.0),
                 diagonal=True,
-                file=f"{file}-{number}",
+                file=f"reliability-{number}",
             )
         )
     return charts
 
 
-def entropy_chart(name: str, curves: Mapping[str, EntropyCDF], note: str = "", file: str = "") -> Chart:
+def entropy_chart(name: str, curves: Mapping[str, EntropyCDF], file: str = "") -> Chart:
     """Plot the share of predictions with at most a given entropy (cumulative distribution)."""
     series = [
         Series(method, list(zip(curve.entropy.tolist(), curve.share.tolist(), strict=True)))
         for method, curve in curves.items()
     ]
     end = max(float(curve.entropy[-1]) for curve in curves.values())
-    return Chart(name, series, "entropy in nats", "share of predictions", note, (0.0, end), (0.0, 1.0), file=file)
+    return Chart(name, series, "entropy in nats", "share of predictions", "", (0.0, end), (0.0, 1.0), file=file)
 
 
-def redundancy_charts(changes: Mapping[str, Tensor], what: str, file: str = "redundancy") -> list[Chart]:
+def redundancy_charts(changes: Mapping[str, Tensor], what: str) -> list[Chart]:
     """Plot a histogram per method of the change of a metric when single heads are ablated, all with the same bins.
 
     Args:
         changes: method -> change for each head, of any shape; NaN entries are ignored.
         what: label of the horizontal axis.
-        file: start of the file names of the figures for papers.
     """
     kept = {method: change[~change.isnan()].flatten() for method, change in changes.items()}  # [heads]
     edges = histogram_edges(torch.cat(list(kept.values())))  # [bins + 1]
@@ -100,25 +99,24 @@ def redundancy_charts(changes: Mapping[str, Tensor], what: str, file: str = "red
                 "% of heads",
                 x_limits=(float(edges[0]), float(edges[-1])),
                 y_limits=(0.0, top),
-                file=f"{file}-{number}",
+                file=f"redundancy-{number}",
             )
         )
     return charts
 
 
-def pruning_chart(curves: Mapping[str, Sequence[Curve]], metric: str, file: str = "pruning") -> Chart:
+def pruning_chart(curves: Mapping[str, Sequence[Curve]], metric: str) -> Chart:
     """Plot a metric against the share of pruned heads: mean over seeds with a band of one standard deviation.
 
     Args:
         curves: method -> one curve for each seed.
         metric: name of the metric.
-        file: file name of the figure for papers.
     """
     runs = {
         method: [[(100 * n / len(c.order), y) for n, y in zip(c.removed, c.metric, strict=True)] for c in seeds]
         for method, seeds in curves.items()
     }
-    return replace(learning_curve(metric, runs, file), x_name="% of heads pruned", x_limits=(0.0, 100.0))
+    return replace(learning_curve(metric, runs, "pruning"), x_name="% of heads pruned", x_limits=(0.0, 100.0))
 
 
 def histogram_edges(values: Tensor) -> Tensor:

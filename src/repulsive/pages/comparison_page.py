@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from repulsive.diagnostics.comparison_summary import comparison_json, comparison_verdict, layer_rows
+from repulsive.diagnostics.comparison_summary import comparison_json, comparison_verdict, format_change, layer_rows
 from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.model_comparison import ModelComparison
 from repulsive.pages.card import Card
@@ -75,7 +75,7 @@ def comparison_card(comparison: ModelComparison, name: str, pictures: Pictures |
     sides = (comparison.before, comparison.after)
     counts = [str(sum(count for *_, count in side.layers)) for side in sides]
     layers = len(comparison.columns)
-    sizes = f"{layers} layer{'' if layers == 1 else 's'}, {_change(*counts)} heads"
+    sizes = f"{layers} layer{'' if layers == 1 else 's'}, {format_change(*counts)} heads"
     aligned = [
         [_aligned(drawn, [pair[at] for pair in row]) for drawn, row in zip(tiles, comparison.columns, strict=True)]
         for at, tiles in enumerate(card_tiles(side, pictures) for side in sides)
@@ -107,13 +107,7 @@ def render_comparison(
 ) -> str:
     """Render the page as a string; arguments as in `write_comparison_files`.
 
-    Args:
-        comparison: result of `compare_models`.
-        title: page title.
-        facts: (name, value) pairs at the end of the page.
-        tokens: tokens of the inputs; if missing, positions are numbered.
-        pictures: the inputs, if they are pictures.
-        max_bytes: limit of the file size. Maps that do not fit are averaged or left out, and the page says so.
+    Maps that do not fit into `max_bytes` are averaged or left out, and the page says so.
     """
     layers, others = atlas_layers(comparison.before), atlas_layers(comparison.after)
     maps = [picture_maps(side, pictures) if pictures else [] for side in (comparison.before, comparison.after)]
@@ -190,18 +184,14 @@ def _examples(comparison: ModelComparison, tokens: Sequence[Sequence[str]]) -> l
 
 def _sizes(comparison: ModelComparison) -> list[tuple[str, str]]:
     counts = [sum(heads for *_, heads in side.layers) for side in (comparison.before, comparison.after)]
-    facts = [("Attention layers", str(len(comparison.before.layers))), ("Heads", _change(*map(str, counts)))]
+    facts = [("Attention layers", str(len(comparison.before.layers))), ("Heads", format_change(*map(str, counts)))]
     means = [_mean_effective(side) for side in (comparison.before, comparison.after)]
-    return [*facts, ("Effective heads, outputs", _change(*means))] if all(means) else facts
+    return [*facts, ("Effective heads, outputs", format_change(*means))] if all(means) else facts
 
 
 def _mean_effective(inspection: Inspection) -> str:
     entries = inspection.diversity.get("outputs", ())
     return f"{sum(each.effective_heads for each in entries) / len(entries):.2f}" if entries else ""
-
-
-def _change(before: str, after: str) -> str:
-    return before if before == after else f"{before} → {after}"
 
 
 def _notes(comparison: ModelComparison) -> str:

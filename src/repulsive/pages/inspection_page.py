@@ -107,36 +107,6 @@ def inspection_card(inspection: Inspection, name: str, pictures: Pictures | None
     return Card(name, verdict(inspection), sizes, [card_tiles(inspection, pictures)], [heads])
 
 
-def write_inspection(
-    path: str | Path,
-    inspection: Inspection,
-    *,
-    title: str,
-    facts: Sequence[tuple[str, str]] = (),
-    tokens: Sequence[Sequence[str]] = (),
-    pictures: Pictures | None = None,
-    max_bytes: int = MAX_BYTES,
-) -> Path:
-    """Write the page of an inspection as one self-contained HTML file.
-
-    Args:
-        path: the HTML file; its folder is created.
-        inspection: result of `inspect_heads`.
-        title: page title.
-        facts: (name, value) pairs at the top of the page.
-        tokens: tokens of the inputs in `inspection.maps`; if missing, positions are numbered.
-        pictures: the inputs, if they are pictures.
-        max_bytes: limit of the file size. Maps that do not fit are averaged or left out, and the page says so.
-
-    Returns:
-        The path written.
-    """
-    page = render_inspection(
-        inspection, title=title, facts=facts, tokens=tokens, pictures=pictures, max_bytes=max_bytes
-    )
-    return write_whole(path, page)
-
-
 def render_inspection(
     inspection: Inspection,
     *,
@@ -146,7 +116,10 @@ def render_inspection(
     pictures: Pictures | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> str:
-    """Render the page as a string; arguments as in `write_inspection`."""
+    """Render the page as a string; arguments as in `write_inspection_files`.
+
+    Maps that do not fit into `max_bytes` are averaged or left out, and the page says so.
+    """
     layers = atlas_layers(inspection)
     maps = picture_maps(inspection, pictures) if pictures is not None else []
     names = ("attention_map.js", "picture_map.js" if maps else "layer_explorer.js", *ATLAS_SCRIPTS)

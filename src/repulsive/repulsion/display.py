@@ -11,6 +11,7 @@ from statistics import fmean
 
 from torch import nn
 
+from repulsive.errors import list_first
 from repulsive.heads.describe import count_of, describe
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import unwrap
@@ -83,8 +84,7 @@ def attached_table(
 
 def _unknown_attention(left_out: Mapping[str, str]) -> str:
     modules = [f"{name} ({kind})" for name, kind in left_out.items()]
-    more = f" and {len(modules) - 4} more" if len(modules) > 4 else ""
-    return f"left out, as their head layout is unknown: {', '.join(modules[:4])}{more}; example_inputs may help"
+    return f"left out, as their head layout is unknown: {list_first(modules, 4)}; example_inputs may help"
 
 
 @dataclass(frozen=True)

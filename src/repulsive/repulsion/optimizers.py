@@ -49,8 +49,8 @@ def is_nested_step(optimizer: Optimizer) -> bool:
 
 def will_skip_step(optimizer: Optimizer) -> bool:
     """Check whether a fused optimizer will skip its step because the gradient scaler found infinities."""
-    found: Tensor | None = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(torch.as_tensor(found).item())
+    found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
+    return found_inf is not None and bool(torch.as_tensor(found_inf).item())
 
 
 def current_loss_scale(scaler: GradScaler | None, optimizer: Optimizer) -> Tensor | None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.optim import Optimizer
 
-from repulsive.errors import OptimizerError, UnsupportedWeights
+from repulsive.errors import OptimizerError, UnsupportedWeights, list_first
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.repulsion.sharding.shard_layout import check_placement
@@ -33,17 +33,13 @@ def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[li
             reasons.append(f"{group.name} ({reason})")
         else:
             trained.append(group)
+    shown = list_first(reasons, _SHOWN, "; ")
     if not trained:
-        raise OptimizerError(f"the optimizer trains none of the selected heads: {_listed(reasons)}. {_remedy(reasons)}")
+        raise OptimizerError(f"the optimizer trains none of the selected heads: {shown}. {_remedy(reasons)}")
     if reasons:
-        message = f"{len(reasons)} of {len(groups)} groups of heads are left out: {_listed(reasons)}"
+        message = f"{len(reasons)} of {len(groups)} groups of heads are left out: {shown}"
         warnings.warn(message, stacklevel=3)
     return trained, others
-
-
-def _listed(reasons: Sequence[str]) -> str:
-    more = f" and {len(reasons) - _SHOWN} more" if len(reasons) > _SHOWN else ""
-    return "; ".join(reasons[:_SHOWN]) + more
 
 
 def _remedy(reasons: Sequence[str]) -> str:

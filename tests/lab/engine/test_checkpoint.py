@@ -70,7 +70,7 @@ def test_the_newest_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in (1, 2, 3, 3):
         checkpoints.save(step, {"step": step})
-    assert [path.name for path in checkpoints.found()] == ["step-000000003", "step-000000002"]
+    assert [path.name for path in checkpoints.paths()] == ["step-000000003", "step-000000002"]
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "missing", "manifest", "empty manifest", "no manifest"])
@@ -96,7 +96,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(damage, tmp_path):
     assert step == 1 and same(state, example(1))
     with pytest.raises(CheckpointError):
         load(last)
-    for path in checkpoints.found():
+    for path in checkpoints.paths():
         (path / "state.json").write_text("{}")
     all_damaged = pytest.raises(CheckpointError, match=r"all checkpoints in .* are damaged")
     with pytest.warns(UserWarning, match="the checkpoint before it"), all_damaged:
@@ -110,7 +110,7 @@ def test_a_damaged_checkpoint_does_not_push_out_good_ones(tmp_path):
     for step in (5, 6):
         checkpoints.save(step, {"step": step})
         assert checkpoints.latest() == (step, {"step": step})
-    assert [path.name for path in checkpoints.found()] == ["step-000000006"]
+    assert [path.name for path in checkpoints.paths()] == ["step-000000006"]
 
 
 def test_a_manifest_that_lists_nothing_is_damaged(tmp_path):
@@ -157,10 +157,10 @@ def test_killed_at_any_moment(tmp_path):
     """After kill -9 in the middle of constant saving, the newest checkpoint is intact, and steps never decrease."""
     newest, source = 0, random.Random(0)
     for _ in range(3):
-        before = set(Checkpoints(tmp_path).found())
+        before = set(Checkpoints(tmp_path).paths())
         writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE)
         assert writer.stdout.readline() == b"ready\n"
-        while not set(Checkpoints(tmp_path).found()) - before:
+        while not set(Checkpoints(tmp_path).paths()) - before:
             assert writer.poll() is None
             time.sleep(0.01)
         time.sleep(source.random() / 5)

@@ -151,7 +151,7 @@ def test_a_signal_to_the_parent_alone(number, code, data, tmp_path):
     _, err = parent.communicate(timeout=tiny.PATIENCE)
     assert parent.returncode == code and "Traceback" not in err
     assert not running(workers)
-    assert all(RunFolder(folder).checkpoints.found() for folder in folders[:2])
+    assert all(RunFolder(folder).checkpoints.paths() for folder in folders[:2])
 
 
 @pytest.mark.slow

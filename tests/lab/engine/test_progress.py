@@ -29,13 +29,13 @@ def test_lines(clock):
     file = io.StringIO()
     log = progress.Log(file, ("accuracy", "nll"), every=60)
     log.started(10, 110, 50)
-    log.saw("train", 20, {"loss": 1.5})
+    log.logged("train", 20, {"loss": 1.5})
     clock.seconds += 50
-    log.saw("train", 35, {"loss": 1.25})
-    log.saw("dev", 35, {"accuracy": 0.5, "nll": 0.75, "other": 1.0})
+    log.logged("train", 35, {"loss": 1.25})
+    log.logged("dev", 35, {"accuracy": 0.5, "nll": 0.75, "other": 1.0})
     clock.seconds += 61
-    log.saw("heads", 60, {"ratio": 0.3})
-    log.saw("train", 60, {"loss": 1.0})
+    log.logged("heads", 60, {"ratio": 0.3})
+    log.logged("train", 60, {"loss": 1.0})
     log.finished({"best_step": 35, "test": {"accuracy": 0.25}})
     assert file.getvalue().splitlines() == [
         "resuming from step 10: 110 steps, 50 per epoch",

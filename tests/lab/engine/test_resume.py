@@ -52,11 +52,11 @@ def kill_inside(file, data, folder):
 
 def kill_somewhere(arguments, folder, source):
     """Kill a training after some steps; return whether it was saving a checkpoint, None if it had ended."""
-    newest = max((path.name for path in Checkpoints(folder / "checkpoints").found()), default="")
+    newest = max((path.name for path in Checkpoints(folder / "checkpoints").paths()), default="")
     process = start(arguments)
     try:
         while process.poll() is None:
-            found = Checkpoints(folder / "checkpoints").found()
+            found = Checkpoints(folder / "checkpoints").paths()
             if found and found[0].name > newest:
                 time.sleep(source.random() / 20)
                 break
@@ -101,7 +101,7 @@ def test_killed_twenty_times(data, tmp_path):
 @pytest.mark.parametrize("file", ["state.json", "manifest.json"])
 def test_killed_inside_each_write(file, data, whole, tmp_path):
     kill_inside(file, data, tmp_path)
-    assert not Checkpoints(tmp_path / "checkpoints").found()
+    assert not Checkpoints(tmp_path / "checkpoints").paths()
     tiny.train(data, tmp_path, *LOGGED)
     tiny.assert_same(tmp_path, whole)
 
@@ -125,7 +125,7 @@ def test_a_damaged_checkpoint_costs_nothing_but_time(damage, data, whole, tmp_pa
 
 def test_damaged_checkpoints_only_are_an_error_with_a_remedy(data, tmp_path):
     stop_at(data, tmp_path, 6, "training.log_every=3", "training.save_every=6")
-    (path,) = Checkpoints(tmp_path / "checkpoints").found()
+    (path,) = Checkpoints(tmp_path / "checkpoints").paths()
     (path / "manifest.json").write_text('{"format": 1, "step": 6, "sha256": {}}')  # lists nothing
     nothing = pytest.raises(CheckpointError, match=r"are damaged.*Remove that folder to start again")
     with pytest.warns(UserWarning, match="manifest.json is damaged"), nothing:

@@ -55,7 +55,7 @@ def test_both_formats_share_a_folder(writer):
     saved(writer, 1, example(1))
     saved(writer, 2, example(2))
     WholeWriter(writer._checkpoints, writer._processes).save(3, lambda: example(3))
-    assert [path.name[-1] for path in writer._checkpoints.found()] == ["3", "2"]
+    assert [path.name[-1] for path in writer._checkpoints.paths()] == ["3", "2"]
     assert same(writer._checkpoints.latest()[1], example(3)) and same(load(writer._checkpoints.path(2))[1], example(2))
 
 

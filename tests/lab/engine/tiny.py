@@ -104,7 +104,7 @@ class At(Watcher):
     def __init__(self, step: int, action) -> None:
         self.step, self.action = step, action
 
-    def saw(self, kind, step, values):
+    def logged(self, kind, step, values):
         if kind == "train" and step == self.step:
             self.action()
 

@@ -197,9 +197,9 @@ def _attention_layer(
         return AttentionLayer(*position, attention, "result", 0)
     if out is None and hasattr(attention, "register_propagate_forward_hook"):
         return AttentionLayer(*position, attention, "graph", head_dim)
-    found = output_projection(modules, name, first.family, heads, head_dim, out)
-    if found is not None:
-        path, projection, width = found
+    match = output_projection(modules, name, first.family, heads, head_dim, out)
+    if match is not None:
+        path, projection, width = match
         kind = "torch" if isinstance(attention, nn.MultiheadAttention) else "projection"
         hooked = attention if kind == "torch" else projection
         return AttentionLayer(*position, hooked, kind, width // heads, path)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from repulsive.heads.call_arguments import call_arguments, named_inputs
 from repulsive.heads.module_paths import is_encoder_decoder, unwrap
-from repulsive.heads.trace.forward_pass import without_compilation
+from repulsive.heads.trace.forward_pass import evaluation_mode, without_compilation
 
 # Called with a batch and "encoder", "decoder" or "cross"; returns which tokens count, bool [B, T], or None for all.
 TokenMask = Callable[[Any, str], Tensor | None]
@@ -102,14 +102,8 @@ def _mask(batch: Mapping[str, Any], name: str, padding: str = "") -> Tensor | No
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Set evaluation mode, and run hooks as in `with_hooks`; restore every module's flag at the end."""
-    training = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        with with_hooks(model):
-            yield
-    finally:
-        for module, flag in training:
-            module.training = flag
+    with evaluation_mode(model), with_hooks(model):
+        yield
 
 
 @contextmanager

@@ -27,6 +27,6 @@ def traced_projections(
         `trace_output_projections` finds.
     """
     result = dict(known or {})
-    found = {layer.name for layer in hookable_layers(model, groups, out=result)[0]}
-    unknown = {name: own for name, own in group_by_module(groups).items() if name not in found and name not in result}
+    done = {layer.name for layer in hookable_layers(model, groups, out=result)[0]} | result.keys()
+    unknown = {name: own for name, own in group_by_module(groups).items() if name not in done}
     return result | trace_output_projections(model, unknown, example_inputs)

@@ -56,5 +56,5 @@ def cached_names() -> list[str]:
     folder = cache_folder()
     if not folder.is_dir():
         return []
-    found = [each.name.removeprefix("models--").replace("--", "/", 1) for each in folder.glob("models--*")]
-    return sorted(name for name in found if is_model_name(name))[:_MAX_LISTED]
+    names = [each.name.removeprefix("models--").replace("--", "/", 1) for each in folder.glob("models--*")]
+    return sorted(name for name in names if is_model_name(name))[:_MAX_LISTED]

@@ -49,7 +49,7 @@ class Preprocessing:
     note: str = ""
 
     def apply(self, image: Any) -> Any:
-        """Resize a Pillow image and crop its centre; what is missing becomes black."""
+        """Resize a Pillow image and crop its centre; pixels outside the image become black."""
         image = image.convert("L" if len(self.mean) == 1 else "RGB")
         if isinstance(self.resize, int):
             shorter, longer = sorted(image.size)

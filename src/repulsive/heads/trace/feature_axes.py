@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from repulsive.heads.call_arguments import call_arguments
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.products.weight_products import After, WeightProduct, intercept_products
-from repulsive.heads.trace.forward_pass import evaluation_mode, without_compilation
+from repulsive.heads.trace.forward_pass import without_compilation, without_side_effects
 from repulsive.heads.trace.sharded_weights import gathered_weights
 
 
@@ -30,7 +30,7 @@ def with_feature_axes(model: nn.Module, groups: Sequence[HeadGroup], example_inp
         return list(groups)
     args, kwargs = call_arguments(model, example_inputs)
     with ExitStack() as stack:
-        for context in (gathered_weights(model), evaluation_mode(model), without_compilation(), torch.no_grad()):
+        for context in (gathered_weights(model), without_side_effects(model), without_compilation(), torch.no_grad()):
             stack.enter_context(context)
         for module in dict.fromkeys(s.module for s in unsure):
             after = {s.attribute: _record(axes, s) for s in unsure if s.module is module}
@@ -45,8 +45,8 @@ def with_feature_axes(model: nn.Module, groups: Sequence[HeadGroup], example_inp
 def _record(axes: dict[int, int], part: HeadSlice) -> After:
     def after(product: WeightProduct, result: Tensor) -> None:
         others = [axis for axis in range(part.parameter().ndim) if axis != part.axis]
-        found = [axis for axis in others if product.heads_out(result, part.axis, axis) is not None]
-        if len(found) == 1:
-            axes[id(part)] = found[0]
+        candidates = [axis for axis in others if product.heads_out(result, part.axis, axis) is not None]
+        if len(candidates) == 1:
+            axes[id(part)] = candidates[0]
 
     return after

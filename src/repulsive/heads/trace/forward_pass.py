@@ -22,7 +22,7 @@ _FEW = 2  # samples to trace; the head layout is the same in every sample
 def run(model: nn.Module, example: object, recorder: Recorder) -> None:
     """Run one forward pass in evaluation mode under `recorder`."""
     args, kwargs = call_arguments(model, example)
-    outer = (evaluation_mode(model), _module_names(model, recorder), without_compilation(), saved_tensors_kept())
+    outer = (without_side_effects(model), _module_names(model, recorder), without_compilation(), saved_tensors_kept())
     inner = (autograd_functions_traced(recorder), flex_recorded(recorder.record), recorder)
     with ExitStack() as stack:
         for context in (*outer, *inner):
@@ -45,21 +45,21 @@ def first_samples(example: object) -> object | None:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode; restore every module's flag and the random state at the end."""
+    """Set evaluation mode; restore every module's flag at the end."""
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with _random_state_restored(model):
-            yield
+        yield
     finally:
         for module, flag in training:
             module.training = flag
 
 
 @contextmanager
-def _random_state_restored(model: nn.Module) -> Iterator[None]:
+def without_side_effects(model: nn.Module) -> Iterator[None]:
+    """Set evaluation mode; restore every module's flag and the random state at the end."""
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=[d.index or 0 for d in devices]):
+    with evaluation_mode(model), torch.random.fork_rng(devices=[d.index or 0 for d in devices]):
         yield
 
 

@@ -19,7 +19,7 @@ from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, dotted, unwrap
 from repulsive.heads.products.weight_products import WeightProduct, intercept_products
 from repulsive.heads.table.output_projection import heads_axis, input_features
-from repulsive.heads.trace.forward_pass import evaluation_mode, without_compilation
+from repulsive.heads.trace.forward_pass import without_compilation, without_side_effects
 from repulsive.heads.trace.sharded_weights import gathered_weights
 
 LEAK = 1e-6  # largest share of the squared gradient that may reach the value rows of other heads
@@ -119,7 +119,7 @@ def _recorded_inputs(
     args, kwargs = call_arguments(model, example)
     with ExitStack() as stack:
         for context in (
-            evaluation_mode(model),
+            without_side_effects(model),
             without_compilation(),
             torch.inference_mode(False),
             torch.enable_grad(),

@@ -106,9 +106,9 @@ def host_time(function: Callable[[], object], device: torch.device, repeats: int
     return statistics.median(times)
 
 
-def replayed(functions: Sequence[Callable[[], object]], times: int = 10) -> float:
-    """Measure seconds per call on the device alone: at least `times` calls, replayed as one CUDA graph."""
-    calls = max(1, times // len(functions))
+def replayed(functions: Sequence[Callable[[], object]]) -> float:
+    """Measure seconds per call on the device alone: about ten calls, replayed as one CUDA graph."""
+    calls = max(1, 10 // len(functions))
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
@@ -177,8 +177,8 @@ def _by_quickest(pairs: Pairs) -> float:
     return sorted(mine for mine, _ in pairs)[tenth] / sorted(base for _, base in pairs)[tenth]
 
 
-def copy_rate(device: torch.device, numbers: int | None = None) -> float:
+def copy_rate(device: torch.device) -> float:
     """Measure the memory bandwidth: bytes per second of a large copy, counting reads and writes."""
-    count = numbers or (2**28 if device.type == "cuda" else 2**25)
+    count = 2**28 if device.type == "cuda" else 2**25
     source, target = torch.ones(count, device=device), torch.empty(count, device=device)
     return 2 * 4 * count / median_time(lambda: target.copy_(source), device, repeats=10)

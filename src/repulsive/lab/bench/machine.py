@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import platform
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from repulsive._version import __version__
+from repulsive.environment.versions import package_versions
 
-PACKAGES = ("torch", "transformers", "triton")
+PACKAGES = ("torch", "transformers", "triton")  # step times depend on them
 
 
 def machine_name(device: str) -> str:
@@ -23,26 +22,13 @@ def machine_name(device: str) -> str:
     return f"{platform.processor() or platform.machine()} CPU"
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of this package, Python and the packages that step times depend on."""
-    result = {"repulsive": __version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            result[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    if torch.version.cuda:
-        result["cuda"] = torch.version.cuda
-    return result
-
-
 def describe(device: str) -> dict[str, Any]:
     """Describe machine, threads, versions and date, as plain values for JSON."""
     facts: dict[str, Any] = {
         "machine": machine_name(device),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "versions": versions(),
+        "versions": package_versions(PACKAGES),
         "date": date.today().isoformat(),
     }
     if device == "cuda":

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from repulsive.errors import SelectionError
+from repulsive.errors import SelectionError, did_you_mean
 
 MASKED_SHARE = 0.15  # share of masked tokens, as in BERT
 MASK_ID = 103  # [MASK] of BERT's vocabulary
@@ -148,6 +147,4 @@ def find_preset(name: str) -> Preset:
     """
     if name in PRESETS:
         return PRESETS[name]
-    near = get_close_matches(name, PRESETS, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise SelectionError(f"unknown model {name!r}; {hint}choose from {', '.join(PRESETS)}")
+    raise SelectionError(f"unknown model {name!r}; {did_you_mean(name, PRESETS)}choose from {', '.join(PRESETS)}")

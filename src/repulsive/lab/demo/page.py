@@ -53,8 +53,8 @@ def write_page(
     Returns:
         The path written.
     """
-    found = f"{findings.heads_sentence()} {findings.loss_sentence()}"
-    body = header(TITLE, _typographic(found), lead_class="verdict")
+    sentences = f"{findings.heads_sentence()} {findings.loss_sentence()}"
+    body = header(TITLE, _typographic(sentences), lead_class="verdict")
     body += _paragraphs(f"{_over(findings)} {_FIXED}")
     body += _section("How different are the heads?", _difference(findings, chosen.seed))
     title = "The same sentence through both models"

@@ -17,8 +17,8 @@ from typing import Any, Protocol, TextIO
 
 import torch
 
+from repulsive.environment.versions import package_versions
 from repulsive.errors import RunError
-from repulsive.lab.bench.machine import versions
 from repulsive.lab.demo.settings import ARMS, PENALTY, Settings
 from repulsive.lab.demo.train import Measurement, build, train
 from repulsive.lab.engine.files import read_json, write_bytes, write_json, write_text
@@ -106,7 +106,7 @@ class View(Protocol):
 
 def used_versions() -> dict[str, str]:
     """Return the versions that results may depend on."""
-    return {name: version for name, version in versions().items() if name in ("repulsive", "python", "torch")}
+    return {name: version for name, version in package_versions(["torch"]).items() if name != "cuda"}
 
 
 def jobs_of(settings: Settings, seeds: Sequence[int], out: Path, text: str) -> list[Job]:

@@ -1,1 +1,1 @@
-"""One small training engine: recipes from TOML, checkpoints that survive anything, seeding."""
+"""The training engine: recipes from TOML, the training loop, atomic checkpoints, run folders and sweeps."""

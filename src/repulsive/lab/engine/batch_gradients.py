@@ -46,12 +46,12 @@ class BatchGradients:
         self._weight = 1.0  # of this rank's mean loss
         self.captured: CapturedGradients | None = None
         reads_tokens = rule is not None and rule.reads_tokens
-        if training.capture and not reads_tokens and self._device.type == "cuda" and processes.alone:
+        if training.capture and not reads_tokens and self._device.type == "cuda" and processes.is_single:
             self.captured = CapturedGradients(self._compute, model.parameters(), self._device)
 
     def __call__(self, batch: Any) -> None:
         mine = batch
-        if not self._processes.alone:  # the mean losses of ranks are weighted by item count
+        if not self._processes.is_single:  # the mean losses of ranks are weighted by item count
             mine, count = rank_share(batch, self._processes.index, self._processes.count)
             self._weight = count * self._processes.count / len(batch)
         inputs = self._task.fetch(mine)

@@ -70,14 +70,14 @@ class Checkpoints:
 
     def failure(self, final: Path, why: str) -> CheckpointError:
         """Make the error for a checkpoint that cannot be written."""
-        before = "the checkpoint before it is intact" if self.found() else "there is no earlier checkpoint"
+        before = "the checkpoint before it is intact" if self.paths() else "there is no earlier checkpoint"
         return CheckpointError(
             f"{final}: cannot be written ({why}); {before}. Free some space and run the same command again"
         )
 
     def remove_others(self, final: Path, spare: int = 0) -> None:
         """Remove old checkpoints, and those of later steps, after a new one is complete."""
-        paths = self.found()
+        paths = self.paths()
         here = paths.index(final)
         # Checkpoints of later steps are damaged, or the training would have resumed from them. Remove them too.
         for old in (*paths[:here], *paths[here + self.keep + spare :]):
@@ -87,7 +87,7 @@ class Checkpoints:
         """Remove the checkpoint of a step, if there is one."""
         shutil.rmtree(self.path(step), ignore_errors=True)
 
-    def found(self) -> list[Path]:
+    def paths(self) -> list[Path]:
         """List all checkpoints, newest first."""
         return sorted(self.folder.glob("step-*"), reverse=True) if self.folder.is_dir() else []
 
@@ -100,7 +100,7 @@ class Checkpoints:
             CheckpointError: all checkpoints are damaged.
         """
         damaged = []
-        for path in self.found():
+        for path in self.paths():
             try:
                 return load(path)
             except CheckpointError as error:

@@ -34,7 +34,7 @@ class WholeWriter:
 
     def save(self, step: int, state: State, spare: int = 0) -> None:
         """Save a checkpoint; see `Checkpoints.save`. All ranks call it."""
-        self._processes.together(lambda: self._checkpoints.save(step, state(), spare))
+        self._processes.run_on_main(lambda: self._checkpoints.save(step, state(), spare))
 
     def wait(self) -> None:
         """Wait until the last checkpoint is complete. All ranks call it."""
@@ -72,7 +72,7 @@ class ShardedWriter(WholeWriter):
         tensors, skeleton = pack(state())
         final = self._checkpoints.path(step)
         folder = final.with_name(f".{final.name}.new")
-        self._processes.together(lambda: self._make(folder, final))
+        self._processes.run_on_main(lambda: self._make(folder, final))
         written = sharded_checkpoint.start_saving(tensors, folder, self._group)
         if not self._processes.main:
             self._pending = written
@@ -103,7 +103,7 @@ class ShardedWriter(WholeWriter):
         pending, self._pending = self._pending, None
         if pending is not None:
             wait([pending])
-            self._processes.together(pending.result)
+            self._processes.run_on_main(pending.result)
 
     def close(self) -> None:
         """Wait for this rank's part of the last checkpoint, and ignore errors."""

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from repulsive.errors import DivergedError, RunError
+from repulsive.errors import DivergedError, RunError, list_first
 from repulsive.lab.engine.loss_meter import Meter
 from repulsive.lab.engine.processes import Processes
 from repulsive.lab.engine.runs import RunFolder
@@ -69,10 +69,9 @@ class DivergenceGuard:
     def _diverged(self, step: int, problem: str) -> NoReturn:
         per_epoch = len(self._task.order(0))
         batch = self._task.order((step - 1) // per_epoch)[(step - 1) % per_epoch]
-        ids = batch.indices.tolist()
-        listed = ", ".join(map(str, ids[:8])) + (f" and {len(ids) - 8} more" if len(ids) > 8 else "")
+        items = list_first(batch.indices.tolist(), 8)
         self._give_up(
-            f"step {step}: {problem}; items {listed} of the training set were in the batch. "
+            f"step {step}: {problem}; items {items} of the training set were in the batch. "
             "Nothing of that step is saved. Lower optimizer.lr, set optimizer.clip, or lower method.alpha or "
             f"method.stepsize, and train with another --out ({self._folder.path} keeps its last good checkpoint)"
         )

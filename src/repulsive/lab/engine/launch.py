@@ -64,7 +64,7 @@ def train_here(spec: Spec, make_task: MakeTask, quiet: bool = False) -> dict[str
         RepulsiveError: the data, the recipe or the folder are invalid, or the loss diverged.
     """
     task = make_task(spec.recipe)
-    if quiet or not speaks():
+    if quiet or not prints_progress():
         watcher = Watcher()
     elif sys.stderr.isatty():
         watcher = Live(task.shown, title=str(spec.folder))
@@ -73,7 +73,7 @@ def train_here(spec: Spec, make_task: MakeTask, quiet: bool = False) -> dict[str
     return _train(spec, task, watcher)
 
 
-def speaks() -> bool:
+def prints_progress() -> bool:
     """Whether this process prints progress: only the first of the ranks that `torchrun` started does."""
     return os.environ.get("RANK", "0") == "0"
 

@@ -60,7 +60,7 @@ class Loop:
         self._saved_step = -1
         self._request = Request()
         # Reading the loss synchronises with a GPU or other processes. There it is checked only at logs and saves.
-        self._check_every_step = self.device.type == "cpu" and self.processes.alone
+        self._check_every_step = self.device.type == "cpu" and self.processes.is_single
         self._per_epoch = len(self.task.order(0))
         self.total = recipe.training.epochs * self._per_epoch
         self.average = Average(recipe.training, self._per_epoch, self.total)
@@ -76,14 +76,16 @@ class Loop:
             RunError, CheckpointError: the folder belongs to another run, or cannot be written.
         """
         with ExitStack() as stack:
-            self.processes.together(lambda: stack.enter_context(self.folder.locked()))
+            self.processes.run_on_main(lambda: stack.enter_context(self.folder.locked()))
             self._writer = make_writer(self.recipe.training.checkpoint, self.folder.checkpoints, self.processes)
             stack.callback(self._writer.close)  # before the folder is unlocked
             return self._run()
 
     def _run(self) -> dict[str, Any]:
         device = describe_device(self.device)
-        self.processes.together(lambda: self.folder.claim(self.recipe, self.task.checksums, device, self.task.assets()))
+        self.processes.run_on_main(
+            lambda: self.folder.claim(self.recipe, self.task.checksums, device, self.task.assets())
+        )
         if (existing := self.folder.result) is not None:
             self.watcher.finished(existing)
             return existing
@@ -172,7 +174,7 @@ class Loop:
         self._guard.check_weights(self.step, self.bare)
 
     def _merge(self) -> None:
-        if not self.processes.alone:
+        if not self.processes.is_single:
             self.meter.merge(self.accelerator)
 
     def _log(self) -> None:
@@ -208,9 +210,9 @@ class Loop:
             return self.task.evaluate(self.bare, part)
 
     def _report(self, kind: str, values: dict[str, float]) -> None:
-        self.processes.together(lambda: self.folder.log(kind, self.step, values))
+        self.processes.run_on_main(lambda: self.folder.log(kind, self.step, values))
         if self.processes.main:
-            self.watcher.saw(kind, self.step, values)
+            self.watcher.logged(kind, self.step, values)
 
     def _final_evaluation(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Evaluation]]:
         """Return the result, the weights that were evaluated, and the evaluation of every data split."""
@@ -240,7 +242,7 @@ class Loop:
             self.folder.finish(result, {part: evaluation.items for part, evaluation in parts.items()})
             self.folder.checkpoints.drop(self.total)  # not needed once there is a result
 
-        self.processes.together(write)
+        self.processes.run_on_main(write)
         self.watcher.finished(result)
         return result
 
@@ -252,7 +254,7 @@ class Loop:
             return self.step % training.save_every == 0
         if self.step % training.log_every and not end_of_epoch:
             return False  # ranks synchronise only when they log, and must agree on saving
-        return bool(self.processes.most(time.monotonic() - self._saved_at >= training.save_seconds))
+        return bool(self.processes.maximum(time.monotonic() - self._saved_at >= training.save_seconds))
 
     def _save(self, spare: int = 0) -> None:
         self._check_all()
@@ -274,7 +276,7 @@ class Loop:
                 "seconds": self.seconds + now - self._began,
             }
 
-        self.processes.together(self.folder.sync)
+        self.processes.run_on_main(self.folder.sync)
         self._writer.save(self.step, state, spare)
         self._saved_at, self._saved_step = now, self.step
 
@@ -294,7 +296,7 @@ class Loop:
                     f"{self.folder.path}: its checkpoint is of another training ({why}); remove checkpoints/ to start "
                     "again"
                 ) from error
-        self.processes.together(lambda: self.folder.rewind(self.step if latest is not None else -1))
+        self.processes.run_on_main(lambda: self.folder.rewind(self.step if latest is not None else -1))
         self._guard.read_log(self.folder.lines())
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -319,6 +321,6 @@ class Loop:
 
     def _stopping(self) -> int:
         """Return the signal number that any rank received; 0 if none, or at steps where ranks do not synchronise."""
-        if not self.processes.alone and self.step % self.recipe.training.log_every:
+        if not self.processes.is_single and self.step % self.recipe.training.log_every:
             return 0
-        return self.processes.most(self._request.number or 0)
+        return self.processes.maximum(self._request.number or 0)

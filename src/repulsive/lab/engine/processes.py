@@ -51,11 +51,11 @@ class Processes:
         self.index: int = self.accelerator.process_index
         self.count: int = self.accelerator.num_processes
         self.main: bool = self.accelerator.is_main_process
-        if not self.alone and "TORCHELASTIC_RUN_ID" in os.environ:
+        if not self.is_single and "TORCHELASTIC_RUN_ID" in os.environ:
             watch_parent(os.getppid(), _save_and_exit)
 
     @property
-    def alone(self) -> bool:
+    def is_single(self) -> bool:
         """Whether the training has only one process."""
         return self.count == 1
 
@@ -81,9 +81,9 @@ class Processes:
             stacklevel=2,
         )
 
-    def together(self, action: Callable[[], Any]) -> None:
+    def run_on_main(self, action: Callable[[], Any]) -> None:
         """Run `action` in the main process; if it fails, all ranks raise its error, so that no rank waits forever."""
-        if self.alone:
+        if self.is_single:
             action()
             return
         errors: list[RepulsiveError | None] = [None]
@@ -96,13 +96,13 @@ class Processes:
         if errors[0] is not None:
             raise errors[0]
 
-    def most(self, number: int) -> int:
+    def maximum(self, number: int) -> int:
         """Return the largest number that any rank passes."""
-        return number if self.alone else max(self.gather(number))
+        return number if self.is_single else max(self.gather(number))
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values that all ranks pass, in rank order."""
-        if self.alone:
+        if self.is_single:
             return [value]
         values = [None] * self.count
         torch.distributed.all_gather_object(values, value)

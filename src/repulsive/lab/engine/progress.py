@@ -16,7 +16,7 @@ class Watcher:
     def started(self, step: int, total: int, per_epoch: int) -> None:
         """Handle the start of a training, or its resumption, at `step` of `total`."""
 
-    def saw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+    def logged(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Handle a new line of `metrics.jsonl`."""
 
     def finished(self, result: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ class Log(Watcher):
         note = f"resuming from step {step}" if step else "starting"
         self._print(f"{note}: {total} steps, {per_epoch} per epoch")
 
-    def saw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+    def logged(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         if kind == "train":
             self._loss = values["loss"]
             if time.monotonic() - self._printed >= self._every:
@@ -100,7 +100,7 @@ class Live(Watcher):
         self._progress.reset(self._bar, total=total, completed=step)
         self._live.start()
 
-    def saw(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+    def logged(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         self._progress.update(self._bar, completed=step)
         if kind == "train":
             self._loss = values["loss"]

@@ -22,7 +22,7 @@ from typing import Any
 from torch import Tensor
 
 from repulsive.errors import RunError
-from repulsive.lab.engine import seals
+from repulsive.lab.engine import result_checksums
 from repulsive.lab.engine.files import read_json
 from repulsive.lab.engine.scores import check_scores
 from repulsive.repulsion.model_collapse import CollapseDetector
@@ -33,7 +33,7 @@ DIVERGED = "diverged.txt"
 ASSETS = "assets"
 _RECIPE_TYPES = {"task": str, "label": str, "seed": int} | dict.fromkeys(("data", "model", "training", "method"), dict)
 _FACT_TYPES = {"started": dict, "resumed": list, "data": dict, "assets": dict}
-_NOT_PARTS = ("notes", seals.SHA256)  # tables of a result that are not about a data split
+_NOT_PARTS = ("notes", result_checksums.SHA256)  # tables of a result that are not about a data split
 
 
 class RunReader:
@@ -96,7 +96,7 @@ class RunReader:
         result = read_json(self.path / RESULT)
         if not isinstance(result, dict):
             return None
-        seals.check_result(result, self.path / RESULT)
+        result_checksums.check_result(result, self.path / RESULT)
         return _checked(result, {"seconds": int | float}, self.path / RESULT)
 
     @property
@@ -128,7 +128,7 @@ class RunReader:
             data = path.read_bytes()
         except OSError:
             return []
-        seals.check_file(self.result, path, data)
+        result_checksums.check_file(self.result, path, data)
         lines = []
         for line in data.decode("utf-8", errors="replace").split("\n"):
             try:
@@ -167,7 +167,7 @@ class RunReader:
                 files[name] = path.read_bytes()
             except (OSError, ValueError) as error:
                 raise RunError(f"{path}: cannot be read ({error}); {self.remedy}") from None
-            if seals.digest(files[name]) != checksum:
+            if result_checksums.digest(files[name]) != checksum:
                 raise RunError(f"{path}: was changed after the training wrote it (its checksum differs); {self.remedy}")
         return files
 
@@ -204,9 +204,9 @@ class RunReader:
             data = path.read_bytes()
         except OSError as error:
             raise RunError(f"{path}: cannot be read ({error.strerror}); {self.remedy}") from None
-        if not seals.check_file(self.result, path, data) and path not in self._warned:
+        if not result_checksums.check_file(self.result, path, data) and path not in self._warned:
             self._warned.add(path)
-            seals.warn_unsealed(path)
+            result_checksums.warn_unverified(path)
         try:
             return load(data)
         except Exception as error:  # safetensors raises plain exceptions

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from repulsive._version import __version__
+from repulsive.environment.versions import package_versions
 from repulsive.errors import ConfigError, RunError
-from repulsive.lab.engine import seals
+from repulsive.lab.engine import result_checksums
 from repulsive.lab.engine.checkpoint import Checkpoints
 from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.files import read_json, write_bytes, write_errors, write_json, write_text
@@ -75,7 +72,7 @@ class RunFolder(RunReader):
             _remove_leftovers(self.path)
         existing, facts = read_json(self.path / RECIPE), self.facts
         changed = [] if existing is None else differences(existing, tables, ignore=["training.checkpoint"])
-        if not (self.result or self.checkpoints.found() or self.lines()):  # the run failed at its start
+        if not (self.result or self.checkpoints.paths() or self.lines()):  # the run failed at its start
             facts = facts if not changed and facts.get("data") == dict(checksums) else {}
         elif changed:
             old, new = flatten(existing), flatten(tables)
@@ -92,7 +89,7 @@ class RunFolder(RunReader):
         else:
             facts["resumed"].append(now)
         self._write_assets(assets or {})
-        facts["assets"] = {name: seals.digest(content) for name, content in (assets or {}).items()}
+        facts["assets"] = {name: result_checksums.digest(content) for name, content in (assets or {}).items()}
         write_json(self.path / RUN, facts)
         write_json(self.path / RECIPE, tables)
         with write_errors(self.path):
@@ -163,15 +160,15 @@ class RunFolder(RunReader):
         for part, tensors in items.items():
             data = save({name: x.detach().cpu().contiguous() for name, x in tensors.items()})
             write_bytes(self.path / f"{part}.safetensors", data)
-            sums[f"{part}.safetensors"] = seals.digest(data)
+            sums[f"{part}.safetensors"] = result_checksums.digest(data)
         if (self.path / METRICS).is_file():
-            sums[METRICS] = seals.digest((self.path / METRICS).read_bytes())
-        write_json(self.path / RESULT, seals.sealed(result, sums))
+            sums[METRICS] = result_checksums.digest((self.path / METRICS).read_bytes())
+        write_json(self.path / RESULT, result_checksums.with_checksums(result, sums))
         self.close()
 
     def add_scores(self, result: Mapping[str, Any]) -> None:
         """Replace the result by a result with more scores, which were computed after training."""
-        write_json(self.path / RESULT, seals.resealed(result))
+        write_json(self.path / RESULT, result_checksums.with_new_checksum(result))
 
     def give_up(self, why: str) -> None:
         """Record that the training diverged."""
@@ -195,15 +192,7 @@ class RunFolder(RunReader):
 
 def versions() -> dict[str, str]:
     """Return the versions of this package, of Python, and of packages that affect the results."""
-    found = {"repulsive": __version__, "python": platform.python_version()}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
-    return found
+    return package_versions(_PACKAGES)
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -63,7 +64,7 @@ class Cell:
     deviation: float  # sample standard deviation; nan for one seed
 
     def __str__(self) -> str:
-        return f"{self.mean:.4f}" if self.deviation != self.deviation else f"{self.mean:.4f} ± {self.deviation:.4f}"
+        return f"{self.mean:.4f}" if math.isnan(self.deviation) else f"{self.mean:.4f} ± {self.deviation:.4f}"
 
 
 @dataclass(frozen=True)

@@ -127,7 +127,7 @@ class _TwoWay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, words: Tensor, ends: Tensor, save: bool, *weights: Tensor) -> Tensor:
-        from repulsive.lab.layers import lstm_kernels
+        from repulsive.lab.layers.lstm_kernels import held, streamed
 
         ctx.shape = shape = _Shape.of(words, words.dtype, weights[1].shape[1])
         batch, length, units, padded = shape[:4]
@@ -145,17 +145,17 @@ class _TwoWay(torch.autograd.Function):
         ends = ends.contiguous()
         tensors = [gates, recurrent, ends, states, before, links]
         if shape.held:
-            _launch(lstm_kernels.held_forward, tensors, shape, HELD_LAUNCH[0], SAVE=save)
+            _launch(held.held_forward, tensors, shape, HELD_LAUNCH[0], SAVE=save)
         else:
             tensors.append(words.new_empty(2, 2, batch, padded, dtype=torch.float32))
-            _launch(lstm_kernels.streamed_forward, tensors, shape, _streamed_launch(shape, 0), SAVE=save)
+            _launch(streamed.streamed_forward, tensors, shape, _streamed_launch(shape, 0), SAVE=save)
         ctx.save_for_backward(flat, ends, inputs, recurrent, gates, before, links)
         ctx.kind = weights[0].dtype
         return states.view(batch, length, 2 * units)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        from repulsive.lab.layers import lstm_kernels
+        from repulsive.lab.layers.lstm_kernels import held, streamed
 
         if torch.is_grad_enabled():
             raise RuntimeError("the LSTM kernels have no second derivative; set REPULSIVE_KERNELS=eager for one")
@@ -165,10 +165,10 @@ class _TwoWay(torch.autograd.Function):
         dgates = torch.empty_like(gates)  # [B T, 8P]
         tensors = [gates, recurrent, ends, links, grad.contiguous(), dgates]
         if shape.held:
-            _launch(lstm_kernels.held_backward, tensors, shape, HELD_LAUNCH[1])
+            _launch(held.held_backward, tensors, shape, HELD_LAUNCH[1])
         else:
             tensors.append(gates.new_empty(3, 2, batch, padded, dtype=torch.float32))
-            _launch(lstm_kernels.streamed_backward, tensors, shape, _streamed_launch(shape, 1))
+            _launch(streamed.streamed_backward, tensors, shape, _streamed_launch(shape, 1))
         dwords = (dgates @ inputs).view(batch, length, -1) if ctx.needs_input_grad[0] else None
         grads: list[Tensor | None] = [None] * 8
         if any(ctx.needs_input_grad[3:]):

@@ -117,9 +117,9 @@ class ResultFiles:
         """Return the difference from the first row that the study computed, paired by seed and item."""
         return _gain(self.row(name, label)["against"][metric], scale)
 
-    def unpaired(self, name: str, label: str, metric: str, against: str = "MA", scale: float = 1.0) -> Gain:
-        """Compute the difference of two means over seeds with Welch's interval, where the study has no paired one."""
-        first, second = self.row(name, label), self.row(name, against)
+    def unpaired(self, name: str, label: str, metric: str, scale: float = 1.0) -> Gain:
+        """Compute the difference from MA of two means over seeds, with Welch's interval, if there is no paired one."""
+        first, second = self.row(name, label), self.row(name, "MA")
         counts = [len(each["seeds"]) for each in (first, second)]
         means = [each["cells"][metric]["mean"] for each in (first, second)]
         errors = [each["cells"][metric]["deviation"] ** 2 / n for each, n in zip((first, second), counts, strict=True)]

@@ -145,4 +145,4 @@ def _mismatch(column: str, mismatches: Mapping[str, Mismatch | None]) -> Mismatc
     """Return why a column is not on the paper's data: pre-training or a task uses other data; None if none does."""
     tasks: Sequence[str] = [*TASKS] if column in MEANS else ["rte", "mnli"] if column == RTE_AFTER_MNLI else [column]
     known = {name: mismatches.get(name) for name in ("pretrain", *tasks)}
-    return combine(replace(found, reason=f"{name}: {found.reason}") for name, found in known.items() if found)
+    return combine(replace(each, reason=f"{name}: {each.reason}") for name, each in known.items() if each)

@@ -94,7 +94,7 @@ def facts(methods: Sequence[Method]) -> list[tuple[str, str]]:
     counts = (method.tables().get("model", {}).get("heads") for method in methods)
     heads = sorted({count for count in counts if isinstance(count, int) and count})
     started = methods[0].first.facts.get("started", {})
-    versions = found if isinstance(found := started.get("versions"), dict) else {}
+    versions = stored if isinstance(stored := started.get("versions"), dict) else {}
     return [
         ("heads", ", ".join(map(str, heads)) or "as the recipe has them"),
         ("trained in", f"{seconds:,.0f} s, {len(runs)} run{'' if len(runs) == 1 else 's'}"),

@@ -20,7 +20,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from repulsive.errors import DataError
 from repulsive.lab.text.claims import claimed, recover
-from repulsive.lab.text.folders import check_replaceable, read_manifest, understood
+from repulsive.lab.text.folders import check_replaceable, content_errors, read_manifest
 from repulsive.lab.text.progress import Progress, silent
 
 VARIABLE = "REPULSIVE_DATA"  # environment variable: the folder of raw datasets
@@ -83,7 +83,7 @@ class Plan(Generic[T]):
         if not self.out.is_dir() or not any(self.out.iterdir()):
             return False
         manifest = read_manifest(self.out)
-        with understood(self.out):
+        with content_errors(self.out):
             old = {"task": manifest.get("task"), **manifest.get("settings", {})}
             old_sums = dict(manifest.get("sources", {}))
         new = {"task": self.dataset, **self.settings}

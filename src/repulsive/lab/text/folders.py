@@ -142,7 +142,7 @@ def member(folder: Path, name: str) -> Path:
 
 
 @contextmanager
-def understood(folder: Path) -> Iterator[None]:
+def content_errors(folder: Path) -> Iterator[None]:
     """Turn any error about the content of files, such as a missing entry or a wrong shape, into a `DataError`.
 
     If their checksums are right, the files were written by a program other than `repulsive prepare`.

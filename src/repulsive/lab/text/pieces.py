@@ -17,7 +17,7 @@ import torch
 
 from repulsive.errors import DataError
 from repulsive.extras import install_command
-from repulsive.lab.text.folders import understood
+from repulsive.lab.text.folders import content_errors
 from repulsive.lab.text.prepared import Prepared
 from repulsive.lab.text.tokens import RESERVED, UNK, Ragged, Tokenizer, Vocabulary, tokenizer
 
@@ -60,7 +60,7 @@ class Pieces:
         settings: Any = prepared.manifest.get("settings", {})
         if FILE not in prepared.extra:
             raise DataError(f"{prepared.folder}: is dataset {prepared.task!r}, not translation; prepare it as that")
-        with understood(prepared.folder):
+        with content_errors(prepared.folder):
             kept = {name: settings[name] for name in ("source", "target", "tokenizer", "lowercase")}
         return cls(**kept, vocabulary=prepared.vocabulary, model=prepared.extra[FILE])
 

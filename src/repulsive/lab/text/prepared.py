@@ -23,7 +23,7 @@ from torch import Tensor
 
 from repulsive.errors import DataError
 from repulsive.lab.text.evidence import check_evidence, count_aspects, unpack_mask
-from repulsive.lab.text.folders import read_folder, understood, write_folder
+from repulsive.lab.text.folders import content_errors, read_folder, write_folder
 from repulsive.lab.text.tokens import Ragged, Vocabulary
 
 PARTS = ("train", "dev", "test")
@@ -137,7 +137,7 @@ class Prepared:
         files, manifest = read_folder(folder)
         if "vocabulary.json" not in files:
             raise DataError(f"{folder}: is dataset {manifest.get('task')!r}, which has no sentences with labels")
-        with understood(folder):
+        with content_errors(folder):
             vectors = None
             if _VECTORS in files:
                 vectors = tensors_from_bytes(files[_VECTORS])["vectors"].float()  # [V, E]

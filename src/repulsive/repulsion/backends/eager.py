@@ -54,9 +54,9 @@ class EagerUpdate:
         self.groups = list(groups)
         self.seed = seed
         parts = [(part, group.modules > 1) for group in groups for part in group.slices]
-        weights = {_parameter_key(part): LocalWeight(part, idle) for part, idle in reversed(parts)}
+        weights = {parameter_key(part): LocalWeight(part, idle) for part, idle in reversed(parts)}
         self.pieces = [
-            Piece(index, run, f"{group.name}/{number}", tuple(weights[_parameter_key(part)] for part in run))
+            Piece(index, run, f"{group.name}/{number}", tuple(weights[parameter_key(part)] for part in run))
             for index, group in enumerate(groups)
             for number, run in enumerate(group.runs())
         ]
@@ -72,7 +72,7 @@ class EagerUpdate:
 
     def _bytes_moved(self, index: int) -> int:
         """Count the bytes of weights and gradients that one group moves to this rank from other ranks."""
-        parameters = {_parameter_key(part): part for part in self.groups[index].slices}.values()
+        parameters = {parameter_key(part): part for part in self.groups[index].slices}.values()
         return sum(2 * largest_share(part) * part.parameter().element_size() for part in parameters)
 
     def run(self, inputs: StepInputs) -> dict[str, Measured]:
@@ -245,5 +245,6 @@ def _by_weights(pieces: Sequence[Piece]) -> list[list[Piece]]:
     return list(alike.values())
 
 
-def _parameter_key(part: HeadSlice) -> tuple[int, str]:
+def parameter_key(part: HeadSlice) -> tuple[int, str]:
+    """Identify the parameter of a slice, also after a wrapper has replaced the tensor."""
     return id(part.module), part.attribute

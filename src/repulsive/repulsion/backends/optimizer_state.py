@@ -84,11 +84,11 @@ class OptimizerState:
             return False
         self.entry_of = [index_of[id(parameter)] for parameter in parameters]
         self.entries = sorted(set(self.entry_of))
-        found = {index: _names(self.respond, groups[index]) for index in self.entries}
-        names = [name for name in found.values() if name is not None]
-        if len(names) < len(found) or len({buffer is None for _, buffer in names}) > 1:
+        by_entry = {index: _names(self.respond, groups[index]) for index in self.entries}
+        names = [name for name in by_entry.values() if name is not None]
+        if len(names) < len(by_entry) or len({buffer is None for _, buffer in names}) > 1:
             return False
-        self._names, of_parameters = names, [found[index] for index in self.entry_of]
+        self._names, of_parameters = names, [by_entry[index] for index in self.entry_of]
         counted = () if self.respond is sgd_response else (["step"] * len(parameters),)
         by_kind = [[name for name in kind if name is not None] for kind in zip(*of_parameters, strict=True)]
         self._columns = [column for column in (*by_kind, *counted) if column]

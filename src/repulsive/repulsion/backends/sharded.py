@@ -24,7 +24,7 @@ from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends import eager
 from repulsive.repulsion.backends.addresses import DTYPES, MOST_HEADS
-from repulsive.repulsion.backends.eager import Measured
+from repulsive.repulsion.backends.eager import Measured, parameter_key
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.local_update import LocalUpdate, Reduction
 from repulsive.repulsion.sharding.kept_gradients import KeptGradients, can_be_kept
@@ -38,7 +38,6 @@ from repulsive.repulsion.sharding.shard_layout import (
 )
 from repulsive.repulsion.sharding.stand_in import StandIn, is_counted, place_in_head
 
-ParameterKey = tuple[int, str]
 Factors = dict[LocalWeight, float | Tensor]
 
 
@@ -102,7 +101,7 @@ class Batch:
     def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
         self.groups = list(groups)
         self._seed = seed
-        parts = {_parameter_key(part): part for group in groups for part in group.slices}
+        parts = {parameter_key(part): part for group in groups for part in group.slices}
         self._weights = {key: LocalWeight(part) for key, part in parts.items()}
         self._stand_ins = {key: StandIn(weight) for key, weight in self._weights.items()}
         self._layouts: list[ShardLayout | None] | None = None  # the layouts that `_reductions` were made for
@@ -202,20 +201,20 @@ class Batch:
         return LocalUpdate(local, self._seed, places, [is_counted(weight, dims) for weight in weights])
 
     def _weight_of(self, part: HeadSlice) -> LocalWeight:
-        return self._weights[_parameter_key(part)]
+        return self._weights[parameter_key(part)]
 
     def _local_slice(self, part: HeadSlice) -> HeadSlice:
         """Return the slice of the stand-in: the same rows, since a split within heads has all output features."""
-        return HeadSlice(self._stand_ins[_parameter_key(part)], "weight", part.parameter_name, part.rows, part.axis)
+        return HeadSlice(self._stand_ins[parameter_key(part)], "weight", part.parameter_name, part.rows, part.axis)
 
 
 def _split_by_bytes(groups: Sequence[HeadGroup]) -> list[list[HeadGroup]]:
     """Split groups into batches that move at most `eager.MAX_MOVED` bytes each; a weight counts once per batch."""
     batches: list[list[HeadGroup]] = []
-    present: set[ParameterKey] = set()
+    present: set[tuple[int, str]] = set()
     moved = 0
     for group in groups:
-        sizes = {_parameter_key(part): _bytes_moved(part) for part in group.slices}
+        sizes = {parameter_key(part): _bytes_moved(part) for part in group.slices}
         size = sum(size for key, size in sizes.items() if key not in present)
         if not batches or moved + size > eager.MAX_MOVED:
             batches.append([])
@@ -229,7 +228,3 @@ def _split_by_bytes(groups: Sequence[HeadGroup]) -> list[list[HeadGroup]]:
 def _bytes_moved(part: HeadSlice) -> int:
     """Count the bytes of a weight and its gradient that are moved to one rank."""
     return 2 * largest_share(part) * part.parameter().element_size()
-
-
-def _parameter_key(part: HeadSlice) -> ParameterKey:
-    return id(part.module), part.attribute

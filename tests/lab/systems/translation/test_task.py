@@ -150,7 +150,7 @@ class Keeper(Watcher):
     def __init__(self):
         self.weights = []
 
-    def saw(self, kind, step, values):
+    def logged(self, kind, step, values):
         if kind == "dev":
             self.weights.append({name: x.clone() for name, x in self.loop.bare.state_dict().items()})
 

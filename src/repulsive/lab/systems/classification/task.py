@@ -222,7 +222,7 @@ class ClassificationTask(Task):
 def _diversity(part: Part, indices: Tensor, attention: Any, sentences: Any) -> dict[str, float]:
     """Measure how much the heads differ on some items; for sentence pairs, take the mean over both sentences."""
     views = list(zip(_as_tuple(attention), _as_tuple(sentences), strict=True))
-    found: dict[str, float] = {}
+    result: dict[str, float] = {}
     if views[0][0].shape[1] > 1:
         for weights, rows in views:  # [B, M, T], [B, M, D]
             values = {
@@ -232,12 +232,12 @@ def _diversity(part: Part, indices: Tensor, attention: Any, sentences: Any) -> d
                 "overlap_cosine": metrics.overlap(weights, "cosine"),
             }
             for name, value in values.items():
-                found[name] = found.get(name, 0.0) + float(value) / len(views)
+                result[name] = result.get(name, 0.0) + float(value) / len(views)
     if part.evidence is not None:
         weights = views[0][0]
         evidence = part.evidence_mask(indices.cpu(), weights.shape[-1]).to(weights.device)  # [B, K, T]
-        found["coverage"] = float(metrics.evidence_coverage(weights, evidence))
-    return found
+        result["coverage"] = float(metrics.evidence_coverage(weights, evidence))
+    return result
 
 
 def _as_tuple(x: Any) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from repulsive.errors import DataError
 from repulsive.lab.systems.electra.packing import EXTRA
-from repulsive.lab.text.folders import check_digests, read_manifest, understood
+from repulsive.lab.text.folders import check_digests, content_errors, read_manifest
 from repulsive.lab.text.prepared import PARTS
 from repulsive.lab.text.wordpiece import CLS, PADDING, SEP, UNKNOWN, WordPieces
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
@@ -60,7 +60,7 @@ class Blocks:
         if manifest.get("task") != TASK:
             raise DataError(f"{folder}: is dataset {manifest.get('task')!r}, not {TASK}; prepare it as that")
         check_digests(folder, manifest)
-        with understood(folder):
+        with content_errors(folder):
             length = int(manifest["settings"]["length"])
             pieces = WordPieces.read(folder / VOCABULARY, bool(manifest["settings"]["lowercase"]))
             parts = {part: _mapped(folder / f"{part}.npy", length) for part in PARTS}

@@ -10,11 +10,9 @@ from __future__ import annotations
 import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Literal
 
 import numpy as np
 
-Packing = Literal["official", "full"]
 Pieces = list[int]
 Segments = tuple[Pieces, Pieces]  # first and second segment; the second may be empty
 ALONE = 0.1  # share of blocks with one segment

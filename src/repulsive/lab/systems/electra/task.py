@@ -238,11 +238,11 @@ class PretrainingTask(Task):
         return self._batches.epoch(epoch)
 
     def fetch(self, batch: BlockBatch) -> Inputs:
-        found = {"means": batch.means} if batch.means is not None else {}
+        means = {"means": batch.means} if batch.means is not None else {}
         if self._on_device:
-            return {"indices": batch.indices, **found}
+            return {"indices": batch.indices, **means}
         rows = self.parts["train"][batch.indices]
-        return {"rows": rows.pin_memory() if self._device.type == "cuda" else rows, **found}
+        return {"rows": rows.pin_memory() if self._device.type == "cuda" else rows, **means}
 
     def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
         """Compute the loss: sums over the batch, divided by its numbers of word pieces and of masked positions.
@@ -316,15 +316,15 @@ class PretrainingTask(Task):
             logits, corrupted, replaced = self._predict(model, tokens, types, seen, masked, draw)
             nll, detection = losses(logits, corrupted, replaced, tokens, masked.answers)
             right = (logits.argmax(-1) == masked.answers) * masked.counts
-            found = {"nll": nll * masked.counts, "correct": right, "count": masked.counts}
+            values = {"nll": nll * masked.counts, "correct": right, "count": masked.counts}
             if corrupted is not None and replaced is not None and detection is not None:
                 real = seen.flatten(1) if seen is not None else torch.ones_like(tokens, dtype=torch.bool)  # [B, T]
                 changed = corrupted != tokens
-                found = {f"generator_{name}": x for name, x in found.items()}
-                found |= {"nll": detection * real, "correct": ((replaced > 0) == changed) & real, "count": real}
+                values = {f"generator_{name}": x for name, x in values.items()}
+                values |= {"nll": detection * real, "correct": ((replaced > 0) == changed) & real, "count": real}
                 scores.append(replaced[real].float())
                 labels.append(changed[real])
-            for name, x in found.items():
+            for name, x in values.items():
                 sums.setdefault(name, []).append(x.double().sum(1))
         totals = {name: torch.cat(some).cpu() for name, some in sums.items()}  # [N] each
         metrics = means_of(totals)

@@ -15,6 +15,7 @@ from repulsive.errors import ConfigError
 from repulsive.lab.engine.run_reader import RECIPE
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.systems.glue.model import Head, fill_encoder, load_encoder, make_encoder, weights_file
+from repulsive.lab.text.folders import digest
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 
 CONFIG = "config.json"
@@ -98,7 +99,7 @@ def checksums_of(model: Model, vocabulary: bytes) -> dict[str, str]:
         theirs = _checksums(run).get(VOCABULARY, own)
     if theirs != own:
         raise ConfigError(f"model.start={model.start}: has another vocabulary than the data; prepare them with its own")
-    return {f"start/{path.relative_to(folder).as_posix()}": _digest(path) for path in files}
+    return {f"start/{path.relative_to(folder).as_posix()}": digest(path) for path in files}
 
 
 def _locate(start: Path) -> tuple[Path, RunFolder | None]:
@@ -146,8 +147,3 @@ def _pieces_digest(path: Path) -> str:
     """Compute the SHA-256 of a vocabulary, with line ends as prepared folders write them."""
     lines = path.read_bytes().replace(b"\r\n", b"\n").removesuffix(b"\n")
     return hashlib.sha256(lines + b"\n").hexdigest()
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,12 +93,12 @@ def as_markdown(systems: Sequence[System], counted: str = "seeds") -> str:
     head = ["system", *map(title, shown), *means, counted]
     rows = []
     for each in systems:
-        cells = [_shown(each.cells[column]) if column in each.cells else "" for column in shown]
+        cells = [_format_cell(each.cells[column]) if column in each.cells else "" for column in shown]
         averages = [each.average(intermediate) for intermediate in means.values()]
         count = sorted(set(each.seeds.values()))
         seeds = str(count[0]) if len(count) == 1 else f"{count[0]}-{count[-1]}"
-        told = ["" if mean is None else f"{mean:.1f}" for mean in averages]
-        rows.append([each.name, *cells, *told, seeds])
+        formatted = ["" if mean is None else f"{mean:.1f}" for mean in averages]
+        rows.append([each.name, *cells, *formatted, seeds])
     return format_table(head, rows)
 
 
@@ -113,5 +114,5 @@ def title(column: str) -> str:
     return "RTE from MNLI" if column == FROM_RUN else TASKS[column].folder
 
 
-def _shown(found: Cell) -> str:
-    return f"{found.mean:.1f}" if found.deviation != found.deviation else f"{found.mean:.1f} ± {found.deviation:.1f}"
+def _format_cell(value: Cell) -> str:
+    return f"{value.mean:.1f}" if math.isnan(value.deviation) else f"{value.mean:.1f} ± {value.deviation:.1f}"

@@ -19,7 +19,7 @@ from repulsive.lab.systems.glue.data import MOST, PREDICT, task_named
 from repulsive.lab.systems.glue.model import FineTuned, depth_of
 from repulsive.lab.systems.glue.start import Model, at_seed, checksums_of, encoder_of
 from repulsive.lab.text.batches import Batch, Buckets
-from repulsive.lab.text.folders import understood
+from repulsive.lab.text.folders import content_errors
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.wordpiece import CLS, FILE, SEP
 from repulsive.metrics import classification as metrics
@@ -117,7 +117,7 @@ class GlueTask(Task):
         self.scored_parts = ("dev", "test", *(name for name in self.parts if name == "mismatched"))
         pieces = self.data.extra[FILE].decode().split("\n")
         self._marks = pieces.index(CLS), pieces.index(SEP)
-        with understood(self.data.folder):
+        with content_errors(self.data.folder):
             self._longest = int(self.data.manifest["settings"]["longest"])
         self._model = at_seed(recipe.model, recipe.seed)
         self._device = torch.device("cpu")

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from repulsive.lab.systems.graphs.attention import GraphAttention, GraphSizes
 
+PADDING = 0  # id of the padding relation
+
 
 class GraphLayer(nn.Module):
     r"""Layer $t = LN(x + A(x)), y = LN'(t + W_2 PReLU(W_1 t))$; the released code uses one norm for both."""
@@ -68,16 +70,15 @@ class GraphTransformer(nn.Module):
         return torch.stack(layers)
 
 
-def adjacency(real: Tensor, relations: Tensor, padding: int = 0) -> Tensor:
+def adjacency(real: Tensor, relations: Tensor) -> Tensor:
     """Build the attention mask between nodes, bool [B, N, N]; padding attends only to itself, no node to padding.
 
     Args:
         real: mask of the entities that exist, bool [B, E].
         relations: head, relation, tail, [B, R, 3]; entities count from 0.
-        padding: id of the padding relation.
     """
     batch, entities, among = *real.shape, relations.shape[1]
-    there = (relations[..., 1] != padding).unsqueeze(2)  # [B, R, 1]
+    there = (relations[..., 1] != PADDING).unsqueeze(2)  # [B, R, 1]
     numbers = torch.arange(entities, device=real.device)
     head = (relations[..., 0].unsqueeze(2) == numbers) & there  # [B, R, E]
     tail = (relations[..., 2].unsqueeze(2) == numbers) & there
@@ -91,7 +92,7 @@ def adjacency(real: Tensor, relations: Tensor, padding: int = 0) -> Tensor:
     return mask
 
 
-def present(real: Tensor, relations: Tensor, padding: int = 0) -> Tensor:
+def present(real: Tensor, relations: Tensor) -> Tensor:
     """Build the mask of the nodes that exist, bool [B, N]; arguments as in `adjacency`."""
-    there = relations[..., 1] != padding  # [B, R]
+    there = relations[..., 1] != PADDING  # [B, R]
     return torch.cat([torch.ones_like(real[:, :1]), real, there, there], dim=1)

@@ -62,10 +62,10 @@ def meteor(texts: Sequence[str], references: Sequence[Sequence[str]], which: str
 def official_program() -> list[str] | None:
     """Return the command that runs METEOR 1.5; None if Java or pycocoevalcap is not installed."""
     java = shutil.which("java")
-    found = importlib.util.find_spec("pycocoevalcap")
-    if java is None or found is None:
+    package = importlib.util.find_spec("pycocoevalcap")
+    if java is None or package is None:
         return None
-    for folder in found.submodule_search_locations or ():
+    for folder in package.submodule_search_locations or ():
         jar = Path(folder) / "meteor" / "meteor-1.5.jar"
         if jar.is_file():
             return [java, "-Xmx2G", "-jar", str(jar), "-", "-", "-stdio", "-l", "en", "-norm"]
@@ -114,10 +114,10 @@ def _nltk(texts: list[str], references: list[list[str]]) -> float | None:
             "nltk.corpus"
         ).wordnet.ensure_loaded()  # without WordNet, synonyms would silently not match
         score = importlib.import_module("nltk.translate.meteor_score").meteor_score
-        found = [
+        scores = [
             float(score([text.split() for text in some], text.split()))
             for text, some in zip(texts, references, strict=True)
         ]
     except (ImportError, LookupError, OSError):  # the package or WordNet is missing, or some file of it
         return None
-    return sum(found) / len(found)
+    return sum(scores) / len(scores)

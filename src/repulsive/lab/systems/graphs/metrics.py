@@ -55,20 +55,20 @@ def score_texts(
     Raises:
         DataError: the numbers of texts, references and entities differ.
     """
-    found = {f"BLEU-{n}": score for n, score in enumerate(bleu(texts, references), 1)}
+    scores = {f"BLEU-{n}": score for n, score in enumerate(bleu(texts, references), 1)}
     try:
         judged = meteor(texts, references)
     except DataError as error:  # BLEU above has already raised an error for wrong arguments
         warnings.warn(f"{error}; it is left out", stacklevel=2)
     else:
-        found |= {judged.name: judged.value} if judged is not None else {}
+        scores |= {judged.name: judged.value} if judged is not None else {}
     for name in ("1", "2", "L"):
-        found[f"ROUGE-{name}"] = rouge(texts, references, name).f
-    found["ROUGE-L (caption)"] = caption_rouge(texts, references)
+        scores[f"ROUGE-{name}"] = rouge(texts, references, name).f
+    scores["ROUGE-L (caption)"] = caption_rouge(texts, references)
     if entities is not None:
-        found["entity coverage"] = entity_coverage(texts, entities)
-    found["repeated clauses"] = repeated_clauses(texts)
-    return found
+        scores["entity coverage"] = entity_coverage(texts, entities)
+    scores["repeated clauses"] = repeated_clauses(texts)
+    return scores
 
 
 def bleu(texts: Sequence[str], references: References) -> list[float]:
@@ -161,13 +161,13 @@ def entity_coverage(texts: Sequence[str], entities: Sequence[Sequence[str]]) -> 
         50.0
     """
     _check(texts, entities, "lists of entities", empty=True)
-    found = total = 0
+    mentioned = total = 0
     for text, some in zip(texts, entities, strict=True):
         padded = f" {' '.join(_words(text))} "
         names = {" ".join(_words(entity)) for entity in some} - {""}
-        found += sum(f" {name} " in padded for name in names)
+        mentioned += sum(f" {name} " in padded for name in names)
         total += len(names)
-    return 100 * found / max(1, total)
+    return 100 * mentioned / max(1, total)
 
 
 def repeated_clauses(texts: Sequence[str], shortest: int = 1) -> float:

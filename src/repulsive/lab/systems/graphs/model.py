@@ -20,9 +20,8 @@ from torch.nn import functional as F
 
 from repulsive.lab.layers.lstm import two_way
 from repulsive.lab.systems.graphs.attention import GraphAttention, GraphSizes
-from repulsive.lab.systems.graphs.encoder import GraphTransformer, adjacency, present
+from repulsive.lab.systems.graphs.encoder import PADDING, GraphTransformer, adjacency, present
 
-PADDING = 0
 UNKNOWN, ROOT, MARKS = 1, 2, 3  # ids of the unknown relation and of the root, and number of reserved ids
 
 

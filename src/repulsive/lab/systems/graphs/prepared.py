@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import DataError
-from repulsive.lab.text.folders import read_folder, read_manifest, understood, write_folder
+from repulsive.lab.text.folders import content_errors, read_folder, read_manifest, write_folder
 from repulsive.lab.text.pieces import EOS, MARKS
 from repulsive.lab.text.prepared import PARTS, as_text, check_ids, read_rows, tensors_from_bytes, tensors_to_bytes
 from repulsive.lab.text.tokens import UNK, Ragged, Vocabulary
 
 TASK = "graphs"
 WORD = -1  # in place of an entity's index, where nothing is copied
-ROOT = 2
 RELATION_MARKS = ("<pad>", "<unk>", "<root>")
 _VOCABULARIES, _REFERENCES = "vocabularies.json", "references.json"
 
@@ -164,7 +163,7 @@ class PreparedGraphs:
         if task != TASK:
             raise DataError(f"{folder}: is dataset {task!r}, not {TASK!r}; prepare it with: repulsive prepare {TASK}")
         files, manifest = read_folder(folder)
-        with understood(folder):
+        with content_errors(folder):
             texts = json.loads(files[_REFERENCES])
             parts = {name: _part(tensors_from_bytes(files[f"{name}.safetensors"]), texts[name]) for name in PARTS}
             vocabularies = GraphVocabularies.from_bytes(files[_VOCABULARIES])

@@ -182,8 +182,8 @@ class GraphWritingTask(Task):
         train, indices = self.parts["train"], inputs["indices"]
         penalty, coverage = self.recipe.method.penalty, self.recipe.loss.coverage
         given, target, words = self._tables(train, indices, longest, shape)
-        found = model(*given, weights=penalty > 0)
-        logs, weights = found if penalty > 0 else (found, None)
+        output = model(*given, weights=penalty > 0)
+        logs, weights = output if penalty > 0 else (output, None)
         total = -(_of_target(logs, target) * (words != PAD)).sum()
         mean = total / (len(indices) * inputs["tokens"])
         if coverage > 0:
@@ -197,9 +197,9 @@ class GraphWritingTask(Task):
         return self._likelihood(model, "dev")
 
     def evaluate(self, model: nn.Module, part: str) -> Evaluation:
-        found = self._likelihood(model, part)
+        likelihood = self._likelihood(model, part)
         if part == "train":  # too large to generate texts for
-            return found
+            return likelihood
         assert isinstance(model, GraphWriter)
         tokens = self.write(model, part)
         texts, known = self.texts(part, tokens), self.data.parts[part]
@@ -210,7 +210,7 @@ class GraphWritingTask(Task):
             "bleu_statistics": torch.tensor(bleu_statistics(texts, known.reference_words), dtype=torch.int32),
             "hypotheses": nn.utils.rnn.pad_sequence(rows, True, PAD),
         }
-        return Evaluation(scores | found.metrics, found.items | items)
+        return Evaluation(scores | likelihood.metrics, likelihood.items | items)
 
     def assets(self) -> dict[str, bytes]:
         return {DATA: data_json(self.data.manifest), VOCABULARIES: self.data.vocabularies.as_bytes()}
@@ -228,7 +228,7 @@ class GraphWritingTask(Task):
     def write(self, model: GraphWriter, part: str) -> list[Sequence[int]]:
         """Generate tokens for each graph of a data split: words, or vocabulary size + index of a copied entity."""
         search, tables = self.recipe.search, self.parts[part]
-        found: list[Sequence[int]] = [()] * len(self.data.parts[part])
+        tokens: list[Sequence[int]] = [()] * len(self.data.parts[part])
         forbidden = range(
             len(MARKS) + len(self.data.vocabularies.types)
         )  # types are inputs after a copy, never outputs
@@ -247,8 +247,8 @@ class GraphWritingTask(Task):
                 forbidden=forbidden,
             )
             for index, text in zip(indices.tolist(), texts, strict=True):
-                found[index] = text.tokens
-        return found
+                tokens[index] = text.tokens
+        return tokens
 
     def texts(self, part: str, tokens: Sequence[Sequence[int]]) -> list[str]:
         """Convert generated tokens to texts; see `texts_of`."""
@@ -285,8 +285,8 @@ class GraphWritingTask(Task):
         sums = [torch.zeros(count, dtype=torch.float64).index_add(0, graphs, x.cpu()) for x in (nll, correct)]
         items = {"nll": sums[0] / tokens.mean(), "correct": sums[1] / tokens.mean(), "labels": tokens.long()}
         mean = float(items["nll"].mean())
-        found = {"nll": mean, "accuracy": float(items["correct"].mean()), "log_likelihood": -mean}
-        return Evaluation(found | {"perplexity": math.exp(min(mean, 700.0))}, items)
+        metrics = {"nll": mean, "accuracy": float(items["correct"].mean()), "log_likelihood": -mean}
+        return Evaluation(metrics | {"perplexity": math.exp(min(mean, 700.0))}, items)
 
 
 def texts_of(data: PreparedGraphs, part: str, tokens: Sequence[Sequence[int]]) -> list[str]:
@@ -298,11 +298,11 @@ def texts_of(data: PreparedGraphs, part: str, tokens: Sequence[Sequence[int]]) -
         tokens: for each graph words, or vocabulary size + index of a copied entity, as `GraphWritingTask.write` returns
             them and a run stores them.
     """
-    words, found = len(data.vocabularies.words), []
+    words, texts = len(data.vocabularies.words), []
     for row, names in zip(tokens, data.parts[part].names, strict=True):
         numbers = torch.tensor(row, dtype=torch.int64)
-        found.append(data.text(numbers, torch.where(numbers < words, WORD, numbers - words), names))
-    return found
+        texts.append(data.text(numbers, torch.where(numbers < words, WORD, numbers - words), names))
+    return texts
 
 
 def _of_target(logs: Tensor, target: Tensor) -> Tensor:

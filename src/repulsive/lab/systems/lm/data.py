@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import DataError
-from repulsive.lab.text.folders import check_digests, read_manifest, understood
+from repulsive.lab.text.folders import check_digests, content_errors, read_manifest
 from repulsive.lab.text.prepared import PARTS
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 from repulsive.lab.text.wordpiece import WordPieces
@@ -60,7 +60,7 @@ class Text:
         if manifest.get("task") != TASK:
             raise DataError(f"{folder}: is dataset {manifest.get('task')!r}, not {TASK!r}; prepare it as that")
         check_digests(folder, manifest)
-        with understood(folder):
+        with content_errors(folder):
             settings, pieces = manifest["settings"], None
             if settings["tokenizer"] != "bytes":
                 pieces = WordPieces.read(folder / VOCABULARY, bool(settings["lowercase"]))

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from repulsive.diagnostics.hooks.attention_layers import find_attention_layers
 from repulsive.diagnostics.hooks.capture import capture
@@ -20,8 +19,9 @@ from repulsive.lab.engine.reporting import Measured, Progress
 from repulsive.lab.systems.translation import metrics
 from repulsive.lab.systems.translation.batches import TokenBuckets
 from repulsive.lab.systems.translation.model import Transformer
+from repulsive.lab.systems.translation.pair_tensors import padded_pairs
 from repulsive.lab.systems.translation.translate import Search, translate
-from repulsive.lab.text.pieces import BOS, EOS, Pieces
+from repulsive.lab.text.pieces import EOS, Pieces
 from repulsive.lab.text.prepared import Part
 from repulsive.lab.text.tokens import PAD, Ragged
 from repulsive.pages import Layered, Maps
@@ -109,7 +109,7 @@ def layered_examples(
     """
     examples = []
     for index in indices.tolist():
-        source, before, _ = _tables(part, torch.tensor([index]), None)
+        source, before, _ = padded_pairs(part, torch.tensor([index]), None)
         texts = {name: [words[i] for i in ids[0].tolist()] for name, ids in (("source", source), ("target", before))}
         examples.append(Layered(texts, {method: _maps(model, source, before) for method, model in models.items()}))
     return examples
@@ -129,12 +129,7 @@ def _batches(part: Part, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor, T
     source, target = (side.lengths[:count].cpu() for side in part.sentences)
     for batch in TokenBuckets(source, target, _BATCH_TOKENS).in_order():
         indices = batch.indices.to(part.labels.device)
-        yield indices, *_tables(part, indices, batch.length)
-
-
-def _tables(part: Part, indices: Tensor, length: int | None) -> tuple[Tensor, Tensor, Tensor]:
-    source, target = (side.padded(indices, length)[0].long() for side in part.sentences)
-    return source, F.pad(target[:, :-1], (1, 0), value=BOS), target
+        yield indices, *padded_pairs(part, indices, batch.length)
 
 
 def _real(batch: Pair, where: str) -> Tensor:

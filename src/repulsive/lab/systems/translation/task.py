@@ -24,12 +24,13 @@ from repulsive.lab.systems.translation import metrics
 from repulsive.lab.systems.translation.batches import Pack, TokenBatch, TokenBuckets, TokenPacks
 from repulsive.lab.systems.translation.measure import bleu_of, layered_examples, measure_translator
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
+from repulsive.lab.systems.translation.pair_tensors import packed_pairs, padded_pairs
 from repulsive.lab.systems.translation.prepare import REFERENCES
 from repulsive.lab.systems.translation.translate import Search, translate
 from repulsive.lab.text.ahead import Ahead
-from repulsive.lab.text.folders import understood
-from repulsive.lab.text.pieces import BOS, Pieces
+from repulsive.lab.text.folders import content_errors
 from repulsive.lab.text.pieces import FILE as PIECES
+from repulsive.lab.text.pieces import Pieces
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import PAD
 from repulsive.regularizers import on_outputs, on_positions, on_subspaces
@@ -143,7 +144,7 @@ class TranslationTask(Task):
         if self.has_data:
             metrics.check_installed()  # BLEU is computed at the end; fail before training, not after
             self._can_detokenize = self._has_tokenizer()
-            with understood(self.data.folder):
+            with content_errors(self.data.folder):
                 self.references = json.loads(self.data.extra[REFERENCES])
             self.scored_parts = tuple(self.references)  # dev, test and the further test sets
             self._plan_batches()
@@ -199,9 +200,9 @@ class TranslationTask(Task):
         count = inputs.get("count", len(indices))
         packed: tuple[Packed, Packed] | None = None
         if isinstance(count, Tensor):
-            source, before, target, packed = _packs(train, indices, count, length, self._longest)
+            source, before, target, packed = packed_pairs(train, indices, count, length, self._longest)
         else:
-            source, before, target = _tables(train, indices, length)
+            source, before, target = padded_pairs(train, indices, length)
         loss, penalty = self.recipe.loss, self.recipe.method.penalty
         collect, penalise = _PENALTIES[loss.penalty_on]
         output = model(source, before, collect=collect if penalty > 0 else None, packed=packed)
@@ -297,7 +298,7 @@ class TranslationTask(Task):
         correct = torch.empty_like(nll)
         for batch in TokenBuckets(source, target, self.recipe.search.at_once).in_order():
             indices = batch.indices.to(self._device)
-            sources, before, after = _tables(chosen, indices, batch.length)
+            sources, before, after = padded_pairs(chosen, indices, batch.length)
             logits = model(sources, before).float()  # [B, T, V]
             losses = F.cross_entropy(logits.mT, after, ignore_index=PAD, reduction="none")  # [B, T]
             nll[indices] = losses.double().sum(1)
@@ -307,31 +308,6 @@ class TranslationTask(Task):
         mean = float(items["nll"].mean())
         values = {"nll": mean, "accuracy": float(items["correct"].mean()), "log_likelihood": -mean}
         return Evaluation(values | {"perplexity": math.exp(min(mean, 700.0))}, items)
-
-
-def _tables(part: Part, indices: Tensor, length: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return source, target shifted right, and target of some pairs, int64 [B, length] each."""
-    source, target = (side.padded(indices, length)[0].long() for side in part.sentences)
-    return source, F.pad(target[:, :-1], (1, 0), value=BOS), target
-
-
-def _packs(
-    part: Part, indices: Tensor, count: Tensor, rows: int, longest: int
-) -> tuple[Tensor, Tensor, Tensor, tuple[Packed, Packed]]:
-    """Pack source, shifted target and target of the first `count` pairs, int64 [rows] each; also return positions."""
-    flat, sides = [], []
-    there = torch.arange(len(indices), device=indices.device) < count  # [B]
-    for side in part.sentences:
-        starts = side.offsets[indices]  # [B]
-        lengths = torch.where(there, side.offsets[indices + 1] - starts, 0)  # [B]
-        where = Packed.of(lengths, rows, longest)
-        real = where.sentences < len(indices)  # [rows]
-        places = F.pad(starts, (0, 1))[where.sentences] + where.places
-        flat.append(torch.where(real, side.values[places].long(), PAD))
-        sides.append(where)
-    source, target = flat
-    before = torch.where(sides[1].places == 0, BOS, target.roll(1))  # rows after the last pair are ignored
-    return source, before, target, (sides[0], sides[1])
 
 
 def _cross_entropy(logits: Tensor, target: Tensor, label_smoothing: float) -> Tensor:

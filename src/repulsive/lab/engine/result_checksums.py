@@ -25,7 +25,7 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def sealed(result: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
+def with_checksums(result: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any]:
     """Add checksums to a result.
 
     Args:
@@ -35,10 +35,10 @@ def sealed(result: Mapping[str, Any], files: Mapping[str, str]) -> dict[str, Any
     return {**result, SHA256: {**files, _OWN: _own_digest(result)}}
 
 
-def resealed(result: Mapping[str, Any]) -> dict[str, Any]:
+def with_new_checksum(result: Mapping[str, Any]) -> dict[str, Any]:
     """Update the checksum of a result to which scores were added; the checksums of its files do not change."""
     files = {name: x for name, x in (result.get(SHA256) or {}).items() if name != _OWN}
-    return sealed(result, files) if files else dict(result)
+    return with_checksums(result, files) if files else dict(result)
 
 
 def check_result(result: dict[str, Any], path: Path) -> None:
@@ -74,7 +74,7 @@ def check_file(result: dict[str, Any] | None, path: Path, data: bytes) -> bool:
     return expected is not None
 
 
-def warn_unsealed(path: Path) -> None:
+def warn_unverified(path: Path) -> None:
     """Warn that answers cannot be verified."""
     warnings.warn(f"{path}: has no checksum (run folder of an earlier version); it cannot be verified", stacklevel=3)
 
