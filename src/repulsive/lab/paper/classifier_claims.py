@@ -213,9 +213,7 @@ ROWS: tuple[Judge, ...] = (
     partial(repeated_accuracy, data="age", method="spos"),
     partial(cosine_accuracy, data="age"),
     partial(control_accuracy, data="age", control="ma@svgd", why="settings do not explain the gain"),
-    partial(
-        control_accuracy, data="age", control="cosine, no repulsion", why="smoothing alone does not give the gain"
-    ),
+    partial(control_accuracy, data="age", control="cosine, no repulsion", why="smoothing alone does not give the gain"),
     partial(control_accuracy, data="age", control="cosine, wrong partner", why=HALF),
     partial(control_accuracy, data="age", control="ma, longer", why="more epochs do not help plain attention here"),
     partial(best_heads, data="age"),
