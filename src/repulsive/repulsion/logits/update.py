@@ -18,13 +18,14 @@ from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.force import ForceNumbers, logit_forces
 from repulsive.repulsion.logits.gather import gather_samples, world_size
+from repulsive.repulsion.logits.gradient_norms import GradientNorms
 from repulsive.repulsion.logits.held_forces import Held, measure_forces
 from repulsive.repulsion.logits.projections import CircuitLayer, Target, logit_layers
 from repulsive.repulsion.logits.renewal import is_renewed
 from repulsive.repulsion.logits.sampler import Sampler
 from repulsive.repulsion.logits.samples import Sample
 from repulsive.repulsion.logits.value_circuits import ValueLayer, value_force, value_layers
-from repulsive.repulsion.logits.writer import GradientNorms, Writer, Written
+from repulsive.repulsion.logits.writer import Writer, Written
 from repulsive.repulsion.measured import Measured
 from repulsive.repulsion.optimizer_noise import add_noise
 
