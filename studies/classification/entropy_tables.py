@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from studies.classification.lean_runs import ENTROPY, ENTROPY_NATS
 from studies.classification.search_space import BASELINE, OWN
-from studies.classification.seed_differences import (
+from studies.tuning.seed_differences import (
     Run,
     difference_of,
     format_interval,

@@ -28,11 +28,13 @@ from studies.classification.controls import SHORT
 from studies.classification.follow_up_tables import write_follow_up
 from studies.classification.head_count_tables import name_count
 from studies.classification.lean_runs import ENTROPY, HEADS, WIDE_FINAL, Job
-from studies.classification.paper_sizes import make_parser, run, work_folder
-from studies.classification.search_space import BASELINE, REPELLED, WIDE, trials
+from studies.classification.paper_sizes import make_parser, run
+from studies.classification.search_space import BASELINE, FIRST, REPELLED, WIDE
 from studies.classification.sizes_records import Records, store_labels
-from studies.classification.sizes_study import MARGIN, REFINE_SEEDS, REFINED, SCREEN_SEEDS, Study, mean_losses
+from studies.classification.sizes_study import MARGIN, Study
 from studies.classification.sizes_tables import write_tables
+from studies.tuning.choices import REFINE, REFINE_SEEDS, REFINED, SCREEN_SEEDS, mean_losses, rank_trials
+from studies.tuning.side_by_side import work_folder
 
 from repulsive.lab.engine.runs import versions
 
@@ -63,7 +65,7 @@ def head_jobs(studies: Studies) -> Jobs:
             if seed >= min(HEAD_SEEDS[dataset], study.seeds):
                 continue
             for arm, trial in study.all_chosen().items():
-                point = trials(arm, study.arguments.trials)[trial]
+                point = FIRST.trials(arm, study.arguments.trials)[trial]
                 for count in HEAD_COUNTS if arm in HEAD_ARMS else ():
                     if count == 1 and arm != BASELINE:  # one head has no partner
                         continue
@@ -108,7 +110,7 @@ def entropy_jobs(studies: Studies) -> Jobs:
     for seed in ENTROPY_SEEDS[: study.seeds]:
         for arm, trial in study.all_chosen().items():
             shown = SHOWN if seed == ENTROPY_SEEDS[0] and arm in SHOWN_ARMS else 0
-            point = trials(arm, study.arguments.trials)[trial]
+            point = FIRST.trials(arm, study.arguments.trials)[trial]
             for job in study.make_jobs(ENTROPY, arm, trial, point, [seed], foreign=foreign, shown=shown):
                 yield study, job
 
@@ -132,27 +134,24 @@ def wide_jobs(studies: Studies) -> Jobs:
 
 
 def _wide(study: Study, stage: str, arm: str, trial: int, seeds: Sequence[int]) -> Jobs:
-    point = trials(arm, WIDE_TRIALS, WIDE)[trial]
+    point = WIDE.trials(arm, WIDE_TRIALS)[trial]
     yield from ((study, job) for job in study.make_jobs(stage, arm, trial, point, seeds))
 
 
 def wide_refined(study: Study, arm: str) -> list[int]:
     """List the trials of an arm with the lowest NLL in the wider screening; empty until it has ended."""
     runs = study.records.of(study.dataset, WIDE_SCREEN, arm)
-    if len(runs) < WIDE_TRIALS * len(SCREEN_SEEDS):
-        return []
-    losses = mean_losses(runs)
-    return sorted(losses, key=lambda trial: (losses[trial], trial))[:REFINED]
+    return rank_trials(runs, WIDE_TRIALS * len(SCREEN_SEEDS))[:REFINED]
 
 
 def wide_chosen(study: Study, arm: str) -> int | None:
     """Return the best trial of the wider search; None until it has ended, or if the first choice is as good."""
     runs, first = study.records.of(study.dataset, WIDE_REFINE, arm), study.chosen(arm)
-    if first is None or len(runs) < REFINED * len(REFINE_SEEDS):
+    best = next(iter(rank_trials(runs, REFINED * len(REFINE_SEEDS))), None)
+    if first is None or best is None:
         return None
-    losses = mean_losses(runs)
-    best = min(losses, key=lambda trial: (losses[trial], trial))
-    return best if losses[best] < mean_losses(study.records.of(study.dataset, "refine", arm))[first] else None
+    before = mean_losses(study.records.of(study.dataset, REFINE, arm))[first]
+    return best if mean_losses(runs)[best] < before else None
 
 
 PARTS: dict[str, Callable[[Studies], Jobs]] = {

@@ -20,13 +20,13 @@ from studies.classification.head_count_tables import (
 )
 from studies.classification.lean_runs import ENTROPY, HEADS
 from studies.classification.search_space import OWN
-from studies.classification.seed_differences import (
-    Run,
-    labels_of,
-)
 from studies.classification.sizes_tables import load_answers
 from studies.classification.wide_tables import summarize_wide, wide_lines
 from studies.output import save, write_content_svgs
+from studies.tuning.seed_differences import (
+    Run,
+    labels_of,
+)
 
 from repulsive.pages import Chart, Content, Example, Reading, write_report
 

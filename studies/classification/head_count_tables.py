@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from studies.classification.lean_runs import FINAL, HEADS
+from studies.classification.lean_runs import HEADS
 from studies.classification.search_space import BASELINE, OWN
-from studies.classification.seed_differences import (
+from studies.tuning.choices import FINAL
+from studies.tuning.seed_differences import (
     Run,
     difference_of,
     format_gap,

@@ -15,6 +15,8 @@ from typing import Any, TextIO
 
 import numpy as np
 import torch
+from studies.tuning.choices import CONTROL, FINAL
+from studies.tuning.records import KEY, RECORD, without_data
 from studies.unsaved_loop import SilentFolder, UnsavedLoop
 from torch import Tensor, nn
 
@@ -34,8 +36,8 @@ from repulsive.lab.systems.registry import open_recipe
 from repulsive.lab.text.batches import Buckets
 from repulsive.metrics import classification as metrics
 
-RECORD, ANSWERS, MAPS = "record.json", "answers.npz", "maps.json"
-FINAL, CONTROL, HEADS, ENTROPY, WIDE_FINAL = "final", "control", "heads", "entropy", "wide final"
+ANSWERS, MAPS = "answers.npz", "maps.json"
+HEADS, ENTROPY, WIDE_FINAL = "heads", "entropy", "wide final"
 TESTED = (FINAL, CONTROL, HEADS, ENTROPY, WIDE_FINAL)  # the only stages that read the test set
 LONGEST = 60  # words of a review whose attention is stored
 NATS = 1 / 64  # resolution of the stored NLL of an item
@@ -145,9 +147,8 @@ def train(job: Job, file: TextIO) -> None:
     task = TrialTask(recipe, job.reads_test)
     loop = UnsavedLoop(task, recipe, SilentFolder(job.folder), Watcher(), job.device)
     loop.force = job.force
-    record: dict[str, Any] = dict(zip(("dataset", "stage", "arm", "trial", "seed"), job.key, strict=True))
-    changes = [change for change in job.changes if not change.startswith("data.")]
-    record |= {"label": recipe.label, "train": task.num_data, "changes": changes}
+    record: dict[str, Any] = dict(zip(KEY, job.key, strict=True))
+    record |= {"label": recipe.label, "train": task.num_data, "changes": without_data(job.changes)}
     if job.recipe and job.recipe != job.arm:
         record["recipe"] = job.recipe
     if job.force:

@@ -25,33 +25,30 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import torch
 from studies.classification import lstm_choice
-from studies.classification.lean_runs import FINAL, Job, train
+from studies.classification.lean_runs import Job, train
 from studies.classification.lstm_choice import LstmTest
 from studies.classification.search_space import ARMS, BASELINE, OWN
-from studies.classification.sizes_records import RUNS, Records, store_labels
-from studies.classification.sizes_study import (
-    PLANS,
-    Study,
-    dev_loss,
-)
+from studies.classification.sizes_records import Records, store_labels
+from studies.classification.sizes_study import PLANS, Study
 from studies.classification.sizes_tables import write_tables
+from studies.tuning.choices import FINAL
+from studies.tuning.records import RUNS
+from studies.tuning.side_by_side import POLL, train_side_by_side, work_folder
 
 from repulsive.lab.engine.gpu_sharing import shared_gpu
 from repulsive.lab.engine.runs import versions
-from repulsive.lab.engine.workers import DONE, LOG, WorkerPool
+from repulsive.lab.engine.workers import DONE, WorkerPool
 from repulsive.triton_setting import VARIABLE
 
-ATTEMPTS = 2  # for a run that fails for another reason than divergence
-_POLL, _STOP = 0.25, 8.0  # seconds between two checks; seconds at the end for the tables
+_STOP = 8.0  # seconds at the end for the tables
 
 
 def do(job: Job | LstmTest, file: TextIO) -> None:
@@ -87,7 +84,7 @@ def _all(pool: WorkerPool, tests: Sequence[LstmTest], seconds: float) -> list[di
     for test in tests:
         pool.start(test)
     while pool.busy and time.monotonic() < end:
-        for test, outcome in pool.ended(_POLL):
+        for test, outcome in pool.ended(POLL):
             if outcome != DONE:
                 print(test.folder.name, outcome, flush=True)
     paths = [test.folder / lstm_choice.RESULT for test in tests]
@@ -110,8 +107,7 @@ def run(
         work: folder for runs in progress.
         next_jobs: function from the seconds left to the known runs without a record, the most urgent first.
     """
-    started = time.monotonic()
-    end = started + arguments.seconds - _STOP
+    end = time.monotonic() + arguments.seconds - _STOP
     on_gpu = arguments.device != "cpu" and torch.cuda.is_available()
     if on_gpu:
         os.environ.setdefault(VARIABLE, "triton")
@@ -120,34 +116,13 @@ def run(
         pool = stack.enter_context(WorkerPool(do))
         if on_gpu and arguments.rows == 0:
             arguments.rows = choose_rows(pool, work, arguments.jobs)
-        running: set[tuple[Any, ...]] = set()
-        failures: dict[tuple[Any, ...], int] = {}
         for study in studies:
             study.rows = arguments.rows
-        while time.monotonic() < end:
-            left = end - time.monotonic()
-            for study, new in next_jobs(left):
-                if pool.busy == arguments.jobs:
-                    break
-                if new.key not in running and study.expected(new) <= left:
-                    running.add(new.key)
-                    pool.start(new)
-            if not pool.busy:
-                break
-            for job, outcome in pool.ended(_POLL):
-                if not isinstance(job, Job):  # a late test of the LSTM
-                    continue
-                running.discard(job.key)
-                now = f"{time.monotonic() - started:4.0f} s"
-                if outcome == DONE:
-                    record = records.finish(job)
-                    print(now, *job.key, f"dev NLL {dev_loss(record):.4f}, {record['seconds']:.1f} s", flush=True)
-                    continue
-                failures[job.key] = failures.get(job.key, 0) + 1
-                print(now, *job.key, outcome, flush=True)
-                _print_log(job)
-                if failures[job.key] == ATTEMPTS:
-                    records.fail(job, outcome)
+
+        def timed_jobs(left: float) -> Iterator[tuple[float, Job]]:
+            yield from ((study.expected(job), job) for study, job in next_jobs(left))
+
+        train_side_by_side(pool, records, timed_jobs, jobs=arguments.jobs, end=end)
 
 
 def queue(studies: Sequence[Study], controls_only: bool) -> Iterator[tuple[Study, Job]]:
@@ -165,12 +140,6 @@ def queue(studies: Sequence[Study], controls_only: bool) -> Iterator[tuple[Study
     controls = [(rank, job.seed, study, job) for study in studies for rank, job in study.pending_controls()]
     for _, _, study, job in sorted(controls, key=lambda control: control[:2]):
         yield study, job
-
-
-def _print_log(job: Job) -> None:
-    path = job.folder / LOG
-    if path.is_file():
-        print(path.read_text(errors="replace")[-1500:], flush=True)
 
 
 def make_parser(about: str | None, out: Path) -> argparse.ArgumentParser:
@@ -196,14 +165,6 @@ def make_parser(about: str | None, out: Path) -> argparse.ArgumentParser:
     parser.add_argument("--tiny", action="store_true", help="tiny models on 200 items: a trial of the script")
     parser.add_argument("--tables", action="store_true", help="write the complete tables, train nothing")
     return parser
-
-
-@contextmanager
-def work_folder() -> Iterator[Path]:
-    """Make a temporary folder for runs in progress, in memory if possible."""
-    shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared if shared.is_dir() else None) as work:
-        yield Path(work)
 
 
 def main(words: Sequence[str] | None = None) -> None:

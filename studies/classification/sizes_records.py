@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import lzma
 import shutil
 import zipfile
 from pathlib import Path
@@ -11,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from studies.classification.lean_runs import ANSWERS, MAPS, RECORD, Job
+from studies.classification.lean_runs import ANSWERS, MAPS, Job
+from studies.tuning import records
 
 from repulsive.lab.text.prepared import Prepared
 
-RUNS = "runs.jsonl"
 
-
-class Records:
+class Records(records.Records):
     """Records of finished runs, and the chosen training sizes, in a file that only grows.
 
     Args:
@@ -26,34 +23,18 @@ class Records:
     """
 
     def __init__(self, out: Path) -> None:
-        self.out = out
-        out.mkdir(parents=True, exist_ok=True)
-        self.runs: dict[tuple[Any, ...], dict[str, Any]] = {}
         self.sizes: dict[str, int] = {}
-        self.versions: dict[str, str] = {}
-        packed, path = out / f"{RUNS}.xz", out / RUNS
-        text = lzma.decompress(packed.read_bytes()).decode() if packed.is_file() else ""
-        text += path.read_text() if path.is_file() else ""
-        for line in text.splitlines():
-            self._take(json.loads(line))
+        super().__init__(out)
 
     def _take(self, line: dict[str, Any]) -> None:
-        if "versions" in line:
-            self.versions = line["versions"]
-        elif "chosen_size" in line:
+        if "chosen_size" in line:
             self.sizes[line["dataset"]] = line["chosen_size"]
         else:
-            self.runs[tuple(line[name] for name in ("dataset", "stage", "arm", "trial", "seed"))] = line
+            super()._take(line)
 
-    def add(self, line: dict[str, Any]) -> None:
-        """Append a line to the file."""
-        self._take(line)
-        with (self.out / RUNS).open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def finish(self, job: Job) -> dict[str, Any]:
-        """Take the record and the answers of a finished run from its folder, which is deleted."""
-        record: dict[str, Any] = json.loads((job.folder / RECORD).read_text())
+    def _keep_files(self, job: Job) -> None:
+        """Keep the answers and the attention maps of a run."""
+        self.out.mkdir(parents=True, exist_ok=True)
         if (job.folder / ANSWERS).is_file():
             with np.load(job.folder / ANSWERS, allow_pickle=False) as answers, _answers(self.out, job.dataset) as file:
                 for name, array in answers.items():
@@ -63,18 +44,6 @@ class Records:
             folder = self.out / "maps"
             folder.mkdir(exist_ok=True)
             shutil.copyfile(job.folder / MAPS, folder / f"{job.dataset}-{job.arm}-{job.seed}.json")
-        self.add(record)
-        shutil.rmtree(job.folder, ignore_errors=True)
-        return record
-
-    def fail(self, job: Job, reason: str) -> None:
-        """Record that a run failed; it is not tried again."""
-        names = ("dataset", "stage", "arm", "trial", "seed")
-        self.add(dict(zip(names, job.key, strict=True)) | {"train": job.train, "failed": reason, "seconds": 0.0})
-
-    def of(self, dataset: str, stage: str, arm: str) -> list[dict[str, Any]]:
-        """List the records of an arm in a stage."""
-        return [run for key, run in self.runs.items() if key[:3] == (dataset, stage, arm)]
 
 
 def _answers(out: Path, dataset: str) -> zipfile.ZipFile:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from studies.classification.controls import Control, list_controls
-from studies.classification.lean_runs import CONTROL, FINAL, Job
-from studies.classification.search_space import BASELINE, FIXED, trials
+from studies.classification.lean_runs import Job
+from studies.classification.search_space import BASELINE, FIRST, FIXED
 from studies.classification.sizes_records import Records
+from studies.tuning.choices import CONTROL, FINAL, REFINE, REFINE_SEEDS, REFINED, SCREEN, SCREEN_SEEDS, rank_trials
 
 from repulsive.lab.text.folders import read_folder
 
-STAGES = ("screen", "refine", FINAL)  # CONTROL follows when these have ended for all datasets
-SCREEN_SEEDS, REFINE_SEEDS = range(100, 101), range(101, 104)
-REFINED = 3  # points per arm
+STAGES = (SCREEN, REFINE, FINAL)  # CONTROL follows when these have ended for all datasets
 SHARE = 0.7  # of the remaining time that the runs after the screening may take: the rest is margin, and other datasets
 MARGIN = 1.3  # a run is started if this many times its expected duration is left
 
@@ -90,7 +88,7 @@ class Study:
         """Return the number of training items of a stage; None if it is not decided yet."""
         if self.arguments.tiny:
             return min(self.items, 200)
-        if stage == "screen":
+        if stage == SCREEN:
             return min(self.items, self.plan.screen or self.items)
         return self.records.sizes.get(self.dataset) if self.plan.sizes else self.items
 
@@ -101,7 +99,7 @@ class Study:
             seconds: time left.
             jobs: runs side by side.
         """
-        if self.size("refine") is not None or not all(self._ended("screen", arm) for arm in self.arms):
+        if self.size(REFINE) is not None or not all(self._ranked(SCREEN, arm) for arm in self.arms):
             return
         runs = len(self.arms) * (REFINED * len(REFINE_SEEDS) + self.seeds)
         rate = self.seconds_per_item() * self.epochs
@@ -134,12 +132,12 @@ class Study:
                     yield job
 
     def _jobs(self, stage: str) -> Iterator[Job]:
-        if stage == "screen":
+        if stage == SCREEN:
             for trial, arm in ((t, a) for t in range(self.arguments.trials) for a in self.arms):
                 yield from self._runs(stage, arm, trial, SCREEN_SEEDS)
         elif self.size(stage) is None:
             return
-        elif stage == "refine":
+        elif stage == REFINE:
             for arm in self.arms:
                 for trial in self.refined(arm):
                     yield from self._runs(stage, arm, trial, REFINE_SEEDS)
@@ -167,7 +165,7 @@ class Study:
 
     def control_jobs(self, control: Control, seeds: Iterable[int]) -> Iterator[Job]:
         """Yield the runs of a control."""
-        point = trials(control.recipe, self.arguments.trials)[control.trial]
+        point = FIRST.trials(control.recipe, self.arguments.trials)[control.trial]
         yield from self.make_jobs(
             CONTROL,
             control.recipe,
@@ -190,7 +188,7 @@ class Study:
         return chosen if len(chosen) == len(self.arms) else {}
 
     def _runs(self, stage: str, arm: str, trial: int, seeds: Iterable[int]) -> Iterator[Job]:
-        return self.make_jobs(stage, arm, trial, trials(arm, self.arguments.trials)[trial], seeds)
+        return self.make_jobs(stage, arm, trial, FIRST.trials(arm, self.arguments.trials)[trial], seeds)
 
     def make_jobs(
         self,
@@ -224,24 +222,19 @@ class Study:
             device, rows = self.arguments.device, self.rows or 16
             yield Job(folder, self.dataset, name, stage, trial, seed, all_changes, size, device, rows, arm, **more)
 
-    def _ended(self, stage: str, arm: str) -> bool:
+    def _ranked(self, stage: str, arm: str) -> list[int]:
+        """List the trials of a stage by NLL, the best first; empty until the stage has ended."""
         refined = min(REFINED, self.arguments.trials) * len(REFINE_SEEDS)
-        wanted = self.arguments.trials * len(SCREEN_SEEDS) if stage == "screen" else refined
-        return len(self.records.of(self.dataset, stage, arm)) >= wanted
+        wanted = self.arguments.trials * len(SCREEN_SEEDS) if stage == SCREEN else refined
+        return rank_trials(self.records.of(self.dataset, stage, arm), wanted)
 
     def refined(self, arm: str) -> list[int]:
         """List the trials with the lowest NLL in the screening; empty until it has ended."""
-        if not self._ended("screen", arm):
-            return []
-        losses = mean_losses(self.records.of(self.dataset, "screen", arm))
-        return sorted(losses, key=lambda trial: (losses[trial], trial))[:REFINED]
+        return self._ranked(SCREEN, arm)[:REFINED]
 
     def chosen(self, arm: str) -> int | None:
         """Return the trial with the lowest mean NLL over the refining seeds; None until they have ended."""
-        if not self._ended("refine", arm):
-            return None
-        losses = mean_losses(self.records.of(self.dataset, "refine", arm))
-        return min(losses, key=lambda trial: (losses[trial], trial))
+        return next(iter(self._ranked(REFINE, arm)), None)
 
 
 def count_epochs(changes: Sequence[str]) -> int:
@@ -251,20 +244,6 @@ def count_epochs(changes: Sequence[str]) -> int:
 
 def _seconds_per_item(run: dict[str, Any]) -> float:
     return float(run["seconds"] / run["train"] / count_epochs(run["changes"]))
-
-
-def mean_losses(runs: Sequence[dict[str, Any]]) -> dict[int, float]:
-    """Return trial -> mean NLL on the development set; infinite if a run diverged."""
-    losses: dict[int, list[float]] = {}
-    for run in runs:
-        losses.setdefault(run["trial"], []).append(dev_loss(run))
-    return {trial: statistics.fmean(values) for trial, values in losses.items()}
-
-
-def dev_loss(run: dict[str, Any]) -> float:
-    """Return the NLL on the development set; infinite if the run failed."""
-    loss = float(run["dev"]["nll"]) if "dev" in run else math.inf
-    return math.inf if math.isnan(loss) else loss
 
 
 @cache

@@ -10,17 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 from studies.classification.controls import EXPLANATION
-from studies.classification.lean_runs import CONTROL, FINAL
-from studies.classification.search_space import BASELINE, COMMON, OWN, as_settings, at_edges
+from studies.classification.search_space import BASELINE, COMMON, FIRST, OWN
 from studies.classification.sizes_figure import draw_figure
 from studies.output import save
+from studies.tuning.choices import CONTROL, FINAL, REFINE, SCREEN
+from studies.tuning.space import as_settings
 
 from repulsive.metrics.compare import compare
 from repulsive.metrics.student import interval
 from repulsive.safety.markdown import format_table
 
 Run = dict[str, Any]
-STAGES = ("screen", "refine", FINAL, CONTROL)  # other stages have tables of their own
+STAGES = (SCREEN, REFINE, FINAL, CONTROL)  # other stages have tables of their own
 SHOWN = {  # metric of a record -> title, digits and factor
     "accuracy": ("accuracy %", 2, 100),
     "nll": ("NLL", 4, 1),
@@ -83,7 +84,7 @@ def summarize(runs: Sequence[Run], answers: Mapping[str, np.ndarray]) -> dict[st
         if done:
             first = next(iter(done.values()))
             own = _own_changes(first, arm)
-            row |= {"settings": own, "at_edges": at_edges(arm, own), "train": first["train"]}
+            row |= {"settings": own, "at_edges": FIRST.at_edges(arm, own), "train": first["train"]}
             row["test"] = {name: _cell([run["test"][name] for run in done.values()]) for name in SHOWN}
             row["temperature"] = _cell([run["test"]["temperature"] for run in done.values()])
             row["best_epoch"] = _cell([run["best_epoch"] for run in done.values()])

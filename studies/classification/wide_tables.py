@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from studies.classification.head_count_tables import ERRORS
-from studies.classification.lean_runs import FINAL, WIDE_FINAL
-from studies.classification.search_space import OWN, WIDE, as_settings, at_edges
-from studies.classification.seed_differences import (
+from studies.classification.lean_runs import WIDE_FINAL
+from studies.classification.search_space import OWN, WIDE
+from studies.tuning.choices import FINAL
+from studies.tuning.seed_differences import (
     Run,
     difference_of,
     format_interval,
     labels_of,
 )
+from studies.tuning.space import as_settings
 
 from repulsive.safety.markdown import format_table
 
@@ -39,7 +41,7 @@ def summarize_wide(runs: Sequence[Run]) -> dict[str, Any]:
                 settings = run["changes"][-len(WIDE.ranges(arm)) :]
                 row[name] |= {"trial": best, "nll": losses[best], "settings": settings}
         if "settings" in row["wide"]:
-            row["wide"]["at_edges"] = at_edges(arm, row["wide"]["settings"], WIDE)
+            row["wide"]["at_edges"] = WIDE.at_edges(arm, row["wide"]["settings"])
         finals = {
             s: {r["seed"]: r["test"] for r in own if r["stage"] == s and "test" in r} for s in (FINAL, WIDE_FINAL)
         }

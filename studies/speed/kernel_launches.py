@@ -73,6 +73,7 @@ def _module(shape: tuple[int, int], device: torch.device, source: torch.Generato
 
 SHAPES = {
     "bert-base": Shape(12, 768, 12, 12),  # ViT-B/16 has the same
+    "bert-large": Shape(24, 1024, 16, 16),
     "gpt2": Shape(12, 768, 12, 12, packed=True),
     "llama": Shape(24, 896, 14, 2),
     "toy": Shape(2, 16, 2, 2, dim=8),

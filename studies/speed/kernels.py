@@ -69,6 +69,10 @@ class Study:
     def _is_late(self) -> bool:
         return time.monotonic() > self._end
 
+    def _candidates(self, padded: int) -> list[Candidate]:
+        """Return the candidates to try for a padded number of heads."""
+        return [candidate for candidate in CANDIDATES.get(padded, []) if self._arguments.only in candidate.name]
+
     def _record(self, case: str, kind: str, name: str, value: Mapping[str, Any]) -> None:
         """Print a measurement and save everything."""
         self.facts["cases"].setdefault(case, {}).setdefault(kind, {})[name] = value
@@ -80,7 +84,7 @@ class Study:
 
     def _compile(self, cases: Sequence[str], padded: Mapping[str, int]) -> None:
         """Compile all candidates into Triton's cache; note those that fail."""
-        jobs = [(case, candidate) for case in cases for candidate in CANDIDATES.get(padded[case], [])]
+        jobs = [(case, candidate) for case in cases for candidate in self._candidates(padded[case])]
         if not self._arguments.workers or not jobs:
             return
         started = time.monotonic()
@@ -118,7 +122,7 @@ class Study:
         names = {launch for some in TUNED.values() for launch in some}
         default = {launch: 1e6 * clock.seconds(launches.alone()[launch][0]) for launch in names}
         best: dict[str, tuple[float, Settings]] = {launch: (us, {}) for launch, us in default.items()}
-        for candidate in CANDIDATES.get(launches.update.padded, []):
+        for candidate in self._candidates(launches.update.padded):
             launch = candidate.launch
             rule = next(rule for rule, some in TUNED.items() if launch in some)
             error = self._failed.get((case, candidate.name))
@@ -223,6 +227,9 @@ def main(words: Sequence[str] | None = None) -> None:
     models = [name for name in SHAPES if name != "toy"]
     parser.add_argument("--models", nargs="+", default=models, choices=list(SHAPES), help="models to measure")
     parser.add_argument("--tune", nargs="*", default=["gpt2", "bert-base"], choices=list(SHAPES), help="models to tune")
+    parser.add_argument(
+        "--only", default="", help="try only candidates with this text in their name, such as BY_COLUMN"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--seconds", type=float, default=90, help="time for everything; half of it for compiling")
     parser.add_argument("--repeats", type=int, default=30, help="repetitions of each measurement")

@@ -21,7 +21,15 @@ from repulsive.repulsion.backends import launch_settings
 from repulsive.repulsion.backends.fused import FusedUpdate
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.local_update import LocalUpdate, Reduction
-from repulsive.repulsion.backends.triton_kernels import combine, gram, pack, solve, step_noise
+from repulsive.repulsion.backends.triton_kernels import (
+    column_combine,
+    column_gram,
+    combine,
+    gram,
+    pack,
+    solve,
+    step_noise,
+)
 
 IS_OLD = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 3)  # constants of a launch are given by name
 TARGET = GPUTarget("cuda", 90, 32)
@@ -69,7 +77,7 @@ class Compiled:
 
 def main() -> None:
     assert os.environ.get("TRITON_INTERPRET") != "1"
-    for module in (gram, solve, combine, pack, step_noise):
+    for module in (gram, column_gram, solve, combine, column_combine, pack, step_noise):
         for name in [name for name in vars(module) if name.endswith("_kernel")]:
             setattr(module, name, Compiled(getattr(module, name)))
     for heads, rules in ((1, RULES[:1]), (4, RULES), (12, RULES[:2]), (64, RULES[:1])):
@@ -83,6 +91,8 @@ def main() -> None:
     launch_settings.PRECISION[16] = "split"
     for modules in (4, 12):  # heads in separate modules
         compile_modules(modules)
+    if launch_settings.has_tuples():
+        compile_columns()
     for heads in (4, 12):  # heads side by side in rows, as in GPT-2; these launches are printed last
         layer = nn.Linear(32 * heads, 8, bias=False)
         compile_updates(layer, torch.arange(32 * heads).view(heads, 32), 1, RULES[:1])
@@ -121,6 +131,14 @@ def compile_step_noise(heads: int) -> None:
         part = HeadSlice(layer, "weight", "weight", torch.arange(4 * heads).view(heads, 4))
         update = FusedUpdate([HeadGroup("heads", 0, "q", "encoder", "", "test", (part,))], seed=0)
         assert update.refresh() and update.add_step_noise(SGLD(), optimizer, step=0)
+
+
+def compile_columns() -> None:
+    """Compile the launches that keep columns in registers."""
+    assert launch_settings.column_settings("gram", 12)
+    compile_modules(12)
+    for axis, layer in enumerate((nn.Linear(8, 384, bias=False), nn.Linear(384, 8, bias=False))):
+        compile_updates(layer, torch.arange(384).view(12, 32), axis, [RULES[0], RULES[5]])
 
 
 def compile_modules(count: int) -> None:

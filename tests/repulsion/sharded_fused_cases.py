@@ -162,7 +162,8 @@ def steps(model, rule, backend, *, count=3, scale=None, update=None):
         with Wire() as wire:
             measured = update.run(StepInputs(rule, step, rates, scale, measure=step < 2))
         gradients = {name: grad.cpu() for name, grad in model.gradients().items()}
-        results.append(Step(gradients, {name: line.values() for name, line in measured.items()}, wire.sent))
+        values = {name: one.values(name) for one in measured for name in one.rows}
+        results.append(Step(gradients, values, wire.sent))
     return results
 
 

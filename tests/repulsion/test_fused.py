@@ -67,7 +67,8 @@ def run(model, groups, rule, monkeypatch, choice, *, scale=None, step=3, measure
             parameter.grad *= scale
     update = Update(groups, seed=7)
     rates = {id(p): 0.05 for p in model.parameters()}
-    found = update.run(StepInputs(rule, step, rates, scale=scale, measure=measure))
+    measured = update.run(StepInputs(rule, step, rates, scale=scale, measure=measure))
+    found = {name: one.values(name) for one in measured for name in one.rows}
     assert (update._fused is not None) == (choice == "triton"), "the wrong path ran"
     assert update._eager_rest is None
     return [parameter.grad.float() for parameter in model.parameters()], found
@@ -188,9 +189,9 @@ MEASURED = [
 def check_measured(found, expected):
     """Compare measurements; NaN equals NaN."""
     assert found.keys() == expected.keys()
-    for name, measured in expected.items():
-        numbers = found[name].values()
-        for key, value in measured.values().items():
+    for name, values in expected.items():
+        numbers = found[name]
+        for key, value in values.items():
             is_equal = math.isclose(numbers[key], value, rel_tol=1e-5, abs_tol=1e-6)
             assert is_equal or (math.isnan(value) and math.isnan(numbers[key])), (name, key, numbers[key], value)
 
@@ -214,6 +215,26 @@ def test_measurements_agree(heads, rule, monkeypatch):
         found, of_triton = run(model, chosen, rule, monkeypatch, "triton", scale=scale, measure=True)
         check_measured(of_triton, of_eager)
         assert error(found, expected) < 3e-6
+
+
+def test_updates_of_several_sizes_measure_together(monkeypatch):
+    """As in a model whose query heads share key-value heads; in the second step one size needs the eager backend."""
+    torch.manual_seed(0)
+    many, few = models = nn.ModuleList(Weights(heads, 1, 4, torch.float32) for heads in (3, 2))
+    groups = [many.groups[1], few.groups[7], many.groups[2], many.groups[3]]
+    results = []
+    for choice in ("eager", "triton"):
+        monkeypatch.setenv("REPULSIVE_KERNELS", choice)
+        update = Update(groups, seed=7)
+        for step in range(2):
+            gradients(models, seed=step)
+            if step:
+                few.transposed.grad = few.transposed.grad.T.contiguous().T
+            measured = update.run(StepInputs(SVGD(alpha=1.0), step, measure=True))
+            assert len(measured) == (2 if choice == "eager" else 1 + step)
+            results.append({name: one.values(name) for one in measured for name in one.rows})
+    for found, expected in zip(results[2:], results[:2], strict=True):
+        check_measured(found, expected)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 8, 16, 32])
@@ -256,7 +277,7 @@ def test_equal_heads_hold_no_ratio(value, space, monkeypatch):
     found, of_triton = run(model, groups, rule, monkeypatch, "triton", measure=True)
     check_measured(of_triton, of_eager)
     assert error(found, expected) < 3e-6
-    assert all(measured.values()["alpha"] == 0 for measured in of_triton.values())
+    assert all(values["alpha"] == 0 for values in of_triton.values())
 
 
 @pytest.mark.parametrize("heads", [4, 16, 64])

@@ -105,7 +105,8 @@ def test_parts_follow_each_other_and_seeds_alternate(script, data, tmp_path):
 
 
 def test_a_wider_point_gets_final_runs_only_if_it_is_better(script, data, tmp_path):
-    from studies.classification.search_space import FIRST, WIDE, as_settings
+    from studies.classification.search_space import FIRST, WIDE
+    from studies.tuning.space import as_settings
 
     studies, records = finished(script, data, tmp_path)
     losses = {"ma": 0.95, "svgd": 0.85}  # of trial 5; the first choice has 0.9
@@ -125,7 +126,7 @@ def test_a_wider_point_gets_final_runs_only_if_it_is_better(script, data, tmp_pa
     for arm in ARMS:
         for wide, first in zip(WIDE.ranges(arm), FIRST.ranges(arm), strict=True):
             assert wide.key == first.key and wide.low <= first.low and wide.high >= first.high
-        for changes in script.trials(arm, 8, WIDE):
+        for changes in WIDE.trials(arm, 8):
             point = as_settings(changes)
             assert all(r.low <= point[r.key] <= r.high for r in WIDE.ranges(arm))
     for job in final:
@@ -145,7 +146,7 @@ def test_altered_forces_reach_the_training(script, data, tmp_path):
     jobs = {job.arm: job for _, job in script.queue(studies, ["forces", "controls"]) if job.dataset == "age"}
     runs = {name: train(jobs[name], records) for name in ("svgd, attraction", "svgd, wrong partner")}
     dist = {run["force"]: run["test"]["dist"] for run in runs.values()}
-    plain = studies["age"].make_jobs("heads", "svgd", 2, script.trials("svgd", 4)[2], [0], name="svgd, unaltered")
+    plain = studies["age"].make_jobs("heads", "svgd", 2, script.FIRST.trials("svgd", 4)[2], [0], name="svgd, unaltered")
     repelled = train(next(plain), records)["test"]["dist"]
     assert dist["attraction"] < repelled and len({dist["attraction"], dist["wrong partner"], repelled}) == 3
 

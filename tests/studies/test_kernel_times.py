@@ -33,7 +33,8 @@ def test_every_launch_is_measured_and_candidates_are_compared(kernels, tmp_path,
     some = {"BLOCK": 16, "num_warps": 1, "num_stages": 1}
     good = kernels.Candidate("combine", {**some, "programs": 3})
     refused = kernels.Candidate("gram, solve", {**some, "BLOCK": 3})  # not a power of two
-    monkeypatch.setitem(kernels.CANDIDATES, 2, [good, refused])
+    by_column = kernels.Candidate("gram, solve", {"BLOCK": 32, "WIDTH": 1, "programs": 3, "BY_COLUMN": 1})
+    monkeypatch.setitem(kernels.CANDIDATES, 2, [good, refused, by_column])
     monkeypatch.setattr(kernels, "RULES", ("spos-paper", "recommended"))
     monkeypatch.setattr(kernels, "TUNED", {"paper": ("gram, solve", "combine")})
     out = tmp_path / "kernels.json"
@@ -66,6 +67,8 @@ def test_every_launch_is_measured_and_candidates_are_compared(kernels, tmp_path,
     }
     assert case["candidates"][good.name]["error"] < 1e-6 and "gain" in case["candidates"][good.name]
     assert "failed" in case["candidates"][refused.name]
+    if launch_settings.has_tuples():
+        assert case["candidates"][by_column.name]["error"] < 1e-6
     assert [found["error"] < 1e-6 for found in case["paper"].values()] == [True] * 3
     assert case["best"]["paper"]["us"] > 0
 
@@ -94,6 +97,12 @@ def test_settings_apply_within_their_context(settings):
         sizes = (36, 49_152, 16, torch.device("cpu"))
         assert [launch_settings.splits_per_slice(name, *sizes) for name in ("gram", "combine with noise")] == [2, 1]
         assert launch_settings.precision(16) == "ieee" and launch_settings.precision(32) == "tf32x3"
+    by_column = {"BLOCK": 128, "num_warps": 1, "programs": 12, "WIDTH": 4, "BY_COLUMN": 1}
+    with settings.applied({"gram, solve": by_column}, 16):
+        assert launch_settings.BY_COLUMN[16]["gram"] == {"BLOCK": 128, "num_warps": 1, "programs": 12, "WIDTH": 4}
+        with settings.applied({"gram, solve": gram}, 16):
+            assert launch_settings.column_settings("gram", 12) is None
+            assert launch_settings.column_settings("combine", 12) is not None
     assert json.dumps({name: value for name, value in vars(launch_settings).items() if name.isupper()}) == before
 
 

@@ -41,27 +41,28 @@ def record(job, loss, **more):
 
 
 def test_all_arms_try_the_same_points_inside_their_ranges(script):
-    from studies.classification.search_space import COMMON, OWN, as_settings, at_edges, trials
+    from studies.classification.search_space import COMMON, FIRST, OWN
+    from studies.tuning.space import as_settings
 
     for arm, own in OWN.items():
-        points = [as_settings(changes) for changes in trials(arm, 12)]
+        points = [as_settings(changes) for changes in FIRST.trials(arm, 12)]
         assert len(points) == 12 and len({tuple(point.values()) for point in points}) == 12
-        for point, plain in zip(points, trials("ma", 12), strict=True):
+        for point, plain in zip(points, FIRST.trials("ma", 12), strict=True):
             assert as_settings(plain).items() <= point.items()
             assert all(r.low <= point[r.key] <= r.high for r in (*COMMON, *own))
     rate = COMMON[0]
     assert rate.share(rate.value(0.25)) == pytest.approx(0.25, abs=2e-3)
     middle = [f"{r.key}={r.value(0.5)}" for r in COMMON]
-    assert at_edges("ma", middle) == []
-    assert at_edges("ma", [f"{rate.key}={rate.value(0.05)}", *middle[1:]]) == [rate.key]
+    assert FIRST.at_edges("ma", middle) == []
+    assert FIRST.at_edges("ma", [f"{rate.key}={rate.value(0.05)}", *middle[1:]]) == [rate.key]
 
 
 def test_the_kernel_free_control_is_searched_as_svgd_is_but_not_by_default(script):
-    from studies.classification.search_space import ARMS, FIXED, OWN, WIDE, trials
+    from studies.classification.search_space import ARMS, FIRST, FIXED, OWN, WIDE
 
     assert set(OWN) - set(ARMS) == {"kernel-free"} and FIXED["kernel-free"] == FIXED["svgd"]
-    assert trials("kernel-free", 12) == trials("svgd", 12)
-    assert trials("kernel-free", 12, WIDE) == trials("svgd", 12, WIDE)
+    assert FIRST.trials("kernel-free", 12) == FIRST.trials("svgd", 12)
+    assert WIDE.trials("kernel-free", 12) == WIDE.trials("svgd", 12)
 
 
 def test_later_stages_follow_from_the_records(script, data, tmp_path):
@@ -139,7 +140,8 @@ def test_a_final_run_leaves_a_record_and_answers(script, data, tmp_path):
 
 
 def test_tuning_never_reads_the_test_set(script, data, tmp_path):
-    from studies.classification.lean_runs import RECORD, train
+    from studies.classification.lean_runs import train
+    from studies.tuning.records import RECORD
 
     plan, _ = make_study(script, data, tmp_path)
     job = next(plan.pending())

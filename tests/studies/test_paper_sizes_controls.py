@@ -217,7 +217,7 @@ def test_the_figure_follows_from_the_results(script):  # noqa: F811
     root = ElementTree.fromstring(drawn)
     classes = [element.get("class") for element in root.iter()]
     assert classes.count("heading") == 3
-    controls = 1 + 4 + 13  # on Yelp, Age and SNLI
+    controls = 1 + 4 + 15  # on Yelp, Age and SNLI
     assert classes.count("bar") == 3 * 4 + controls and classes.count("control") == controls + 1  # one in the legend
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "Age, 27 or 28 seeds" in texts and texts.count("… minus plain, same settings") == 4

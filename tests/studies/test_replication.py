@@ -62,7 +62,7 @@ def test_the_gains_of_two_rounds():
     page = (ROOT / "docs" / "replication.md").read_text(encoding="utf-8")
     folder = ROOT / "results" / "classification"
     for arm, sentence in (
-        ("svgd", "{} points in one round of 28 seeds, {} in another"),
+        ("svgd", "{} points in one round of 28 seeds, {} in another of 40"),
         ("cosine-smoothing", "{} and {}"),
     ):
         gains = []

@@ -13,9 +13,9 @@ from repulsive.errors import UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends.choose import Update
-from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.cuda_graphs import is_capturing
+from repulsive.repulsion.measured import Measured
 from repulsive.repulsion.optimizers import has_nothing_to_follow, only_initialises_state
 from repulsive.repulsion.parameter_lookup import ParameterLookup, are_same
 
@@ -23,9 +23,9 @@ from repulsive.repulsion.parameter_lookup import ParameterLookup, are_same
 class AnyUpdate(Protocol):
     """The update of a fixed set of groups; see `Update` for the methods."""
 
-    def again(self, inputs: StepInputs) -> dict[str, Measured] | None: ...
+    def again(self, inputs: StepInputs) -> list[Measured] | None: ...
 
-    def run(self, inputs: StepInputs) -> dict[str, Measured]: ...
+    def run(self, inputs: StepInputs) -> list[Measured]: ...
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None: ...
 

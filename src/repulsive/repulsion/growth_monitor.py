@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from statistics import median
 
-from repulsive.particles.rule import Measure
-from repulsive.repulsion.host_copies import HostCopies
+from repulsive.repulsion.measured import Measured
 
 TOO_FAR = 3.0  # times the first distance; heads of a plain Transformer grew to 1.4 times their first norm
 
@@ -20,19 +19,19 @@ class GrowthMonitor:
     Example:
         >>> import torch
         >>> monitor = GrowthMonitor()
-        >>> def measure(distance: float) -> Measure:
-        ...     return Measure(*(torch.full((2,), distance) for _ in range(7)))
+        >>> def measure(distance: float) -> Measured:
+        ...     return Measured(0, {"q": 0}, torch.full((1, 7), distance))
         >>> [monitor.observe([measure(distance)]) for distance in (2.0, 4.0, 6.0, 8.0)]
         [None, None, 3.0, None]
     """
 
     def __init__(self) -> None:
-        self._copies = HostCopies()
+        self._pending: Sequence[Measured] = ()  # sent to the host, and not read yet
         self._first: float | None = None
         self._is_done = False
 
-    def observe(self, measures: Iterable[Measure]) -> float | None:
-        """Process one measurement, with one `Measure` for each batch of groups.
+    def observe(self, measured: Sequence[Measured]) -> float | None:
+        """Process one measurement of all groups.
 
         Returns:
             The distance over the first one when it is found to be too large, once; None otherwise.
@@ -40,7 +39,9 @@ class GrowthMonitor:
         if self._is_done:
             return None
         growth = self._read()
-        self._copies.send(measure.distance for measure in measures)
+        for one in measured:
+            one.send()
+        self._pending = measured
         growth = self._read() or growth
         if growth is None or growth < TOO_FAR:
             return None
@@ -49,7 +50,10 @@ class GrowthMonitor:
 
     def _read(self) -> float | None:
         """Compare the last measurement with the first one if its numbers have arrived."""
-        if not (distances := self._copies.read()):
+        if not all(one.has_arrived() for one in self._pending):
+            return None
+        pending, self._pending = self._pending, ()
+        if not (distances := [distance for one in pending for distance in one.distances()]):
             return None
         distance = median(distances)
         if self._first is None:

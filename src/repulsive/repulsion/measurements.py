@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.collapse import EQUAL_COSINE, EQUAL_HEADS, EQUAL_PAIR, CollapsedHeads
-from repulsive.particles.rule import Measure, Rule
+from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.growth_monitor import GrowthMonitor
+from repulsive.repulsion.measured import ALPHA, FIELDS, REPULSION, Columns, Measured
 from repulsive.repulsion.strength_monitor import StrengthMonitor
 
 
@@ -76,19 +76,21 @@ class Measurements:
         """Whether there is any measurement."""
         return bool(self._last)
 
-    def add(self, measured: dict[str, Measured], step: int, *, due: bool) -> None:
+    def add(self, measured: Sequence[Measured], step: int, *, due: bool) -> None:
         """Store a measurement, and warn about problems that it shows.
 
         Args:
-            measured: measurements by group name.
+            measured: measurements of different groups.
             step: optimizer step.
             due: whether a measurement was due. If not, the rule measured for its own use, as alpha="auto" does at every
                 step of the eager backend; such a measurement is stored, but not checked for problems.
         """
-        self._last |= measured
+        for one in measured:
+            self._last |= dict.fromkeys(one.rows, one)
         if not due:
             return
-        self._first = measured | self._first
+        if len(self._first) < len(self._groups):
+            self._first = {name: one for one in measured for name in one.rows} | self._first
         if is_capturing():
             return
         self._check_strength(measured, step)
@@ -117,15 +119,15 @@ class Measurements:
         if (ratio := self._strength.finish()) is not None:
             self._warn_of_strength(ratio, steps, stacklevel=5)
 
-    def _check_strength(self, measured: dict[str, Measured], step: int) -> None:
-        if (ratio := self._strength.observe(step, _batches(measured))) is not None:
+    def _check_strength(self, measured: Sequence[Measured], step: int) -> None:
+        if (ratio := self._strength.observe(step, measured)) is not None:
             self._warn_of_strength(ratio, step, stacklevel=9)
 
-    def _check_growth(self, measured: dict[str, Measured], step: int) -> None:
+    def _check_growth(self, measured: Sequence[Measured], step: int) -> None:
         rule = self._rule
         if not isinstance(rule, SVGD) or rule.space != "weights" or rule.alpha == 0:
             return  # other rules do not push heads apart in the space of weights
-        if (growth := self._growth.observe(_batches(measured))) is not None:
+        if (growth := self._growth.observe(measured)) is not None:
             warnings.warn(
                 f"step {step}: heads are {growth:.1f} times as far apart as at the first measurement. Repulsion "
                 "between weights can make them grow without end, which cost a Transformer 33 BLEU in long training. "
@@ -142,40 +144,35 @@ class Measurements:
             stacklevel=stacklevel,
         )
 
-    def _warn_of_equal_heads(self, measured: dict[str, Measured]) -> None:
+    def _warn_of_equal_heads(self, measured: Sequence[Measured]) -> None:
         """Warn about equal heads, once, as this waits for a GPU."""
         if self._rule is None or not self._rule.has_interaction or self._rule.has_noise:
             return
         all_equal, some_equal = [], []
-        for name, one in measured.items():
-            if float(one.measure.distance[one.row]) == 0:
+        for name, values in ((name, one.values(name)) for one in measured for name in one.rows):
+            if values["distance"] == 0:
                 all_equal.append(name)
-            elif float(one.measure.largest[one.row]) >= EQUAL_COSINE:
+            elif values["largest"] >= EQUAL_COSINE:
                 some_equal.append(name)
         for names, text in ((all_equal, EQUAL_HEADS), (some_equal, EQUAL_PAIR)):
             if names:
                 warnings.warn(f"{', '.join(names[:6])}: {text}", CollapsedHeads, stacklevel=8)
 
 
-def _batches(measured: Mapping[str, Measured]) -> Collection[Measure]:
-    """Return each `Measure` once; most have the numbers of several groups."""
-    return {id(one.measure): one.measure for one in measured.values()}.values()
-
-
-def per_step(measured: Mapping[str, Measured], steps: int) -> dict[str, Measured]:
+def per_step(measured: Sequence[Measured], steps: int) -> list[Measured]:
     """Divide the repulsion of a step that acts for `steps` steps, so that ratio and alpha are those of the settings."""
-    measures: dict[int, Measure] = {}
-    for one in measured.values():
-        whole = one.measure
-        if id(whole) not in measures:
-            measures[id(whole)] = replace(whole, repulsion=whole.repulsion / steps, alpha=whole.alpha / steps)
-    return {name: one._replace(measure=measures[id(one.measure)]) for name, one in measured.items()}
+
+    def divide(columns: Columns) -> None:
+        for index in (REPULSION, ALPHA):
+            if index < len(columns):
+                columns[index] = [number / steps for number in columns[index]]
+
+    return [one.changed(divide) for one in measured]
 
 
 def _report(group: HeadGroup, all_measured: Mapping[str, Measured], skipped: Mapping[str, int]) -> GroupReport:
     measured = all_measured.get(group.name)
-    not_measured = dict.fromkeys((field.name for field in fields(Measure)), float("nan"))
-    values = not_measured if measured is None else measured.values()
+    values = dict.fromkeys(FIELDS, float("nan")) if measured is None else measured.values(group.name)
     step = -1 if measured is None else measured.step
     ratio = values["repulsion"] / values["drive"] if values["drive"] else float("nan")
     return GroupReport(

@@ -8,11 +8,11 @@ from torch.optim import Optimizer
 
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.active_updates import ActiveUpdates
-from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.learning_rates import LearningRates
 from repulsive.repulsion.logits.update import LogitRepulsion
+from repulsive.repulsion.measured import Measured
 from repulsive.repulsion.measurements import Measurements, per_step
 from repulsive.repulsion.optimizers import ascended_gradients
 from repulsive.repulsion.parameter_lookup import are_same
@@ -120,7 +120,7 @@ class RuleStep:
             return {}
         return self._rates.current(type(rule).__name__)
 
-    def _repeat_last_step(self, inputs: StepInputs) -> dict[str, Measured] | None:
+    def _repeat_last_step(self, inputs: StepInputs) -> list[Measured] | None:
         """Run the last update again without looking up parameters, and return its measurement.
 
         Returns:

@@ -12,8 +12,8 @@ so that the ratio $\rho$ of the rule holds for the change of the weights, whatev
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,10 +23,10 @@ from repulsive.errors import RuleError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.particles.gram import compute_dtype, full_precision, gram
-from repulsive.particles.rule import Measure, Rule, copy_with
+from repulsive.particles.rule import Rule, copy_with
 from repulsive.particles.svgd import RATIO, SVGD
-from repulsive.repulsion.backends.eager import Measured
 from repulsive.repulsion.cuda_graphs import is_capturing
+from repulsive.repulsion.measured import ALPHA, DISTANCE, DRIVE, REPULSION, Columns, Measured
 from repulsive.repulsion.settings import ForcePlace
 
 # A ratio in the gradient, and what Muon makes of it in one step, and in steps with their momentum (results/optimizers).
@@ -79,19 +79,19 @@ class StepForce:
             _add_to_heads(group, scale * force)
         self._before = []
 
-    def corrected(self, measured: Mapping[str, Measured], step: int) -> dict[str, Measured]:
+    def corrected(self, measured: Sequence[Measured], step: int) -> list[Measured]:
         """Return measurements of the gradients with the repulsion that follows the step, in the same units.
 
         The ratio |repulsion| / |drive| is that of the weights' change. `alpha` has no meaning here, and is NaN.
         """
         ratio = self._rule.value_at("ratio", step)
-        measures: dict[int, Measure] = {}
-        for one in measured.values():
-            drive, distance = one.measure.drive, one.measure.distance
-            repulsion = torch.where(distance > 0, ratio * drive, torch.zeros_like(drive))
-            alpha = torch.full_like(drive, torch.nan)
-            measures[id(one.measure)] = replace(one.measure, repulsion=repulsion, alpha=alpha)
-        return {name: one._replace(measure=measures[id(one.measure)]) for name, one in measured.items()}
+
+        def correct(columns: Columns) -> None:
+            pairs = zip(columns[DRIVE], columns[DISTANCE], strict=True)
+            columns[REPULSION] = [ratio * drive if distance > 0 else 0.0 for drive, distance in pairs]
+            columns[ALPHA] = [math.nan] * len(columns[ALPHA])
+
+        return [one.changed(correct) for one in measured]
 
     def _force(self, theta: Tensor, step: int) -> Tensor:
         """Compute the repulsive force at alpha = 1, [M, D]: zero for equal heads."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from statistics import median
 
-from repulsive.particles.rule import Measure
-from repulsive.repulsion.host_copies import HostCopies
+from repulsive.repulsion.measured import Measured
 
 FIRST_STEP = 100  # earlier, q and k may have tiny gradients, which makes the ratio huge
 LAST = 5  # number of measurements of which the median counts: a single step says little
@@ -24,24 +23,24 @@ class StrengthMonitor:
     Example:
         >>> import torch
         >>> monitor = StrengthMonitor()
-        >>> def measure(ratio: float) -> Measure:
-        ...     return Measure(torch.ones(2), torch.full((2,), ratio), *(torch.zeros(2) for _ in range(5)))
+        >>> def measure(step: int, ratio: float) -> Measured:
+        ...     return Measured(step, {"q": 0}, torch.tensor([[1.0, ratio]]))
         >>> steps = {50: 9.0, 100: 4.0, 150: 0.5, 200: 3.0, 250: 4.0, 300: 5.0, 350: 6.0}
-        >>> [monitor.observe(step, [measure(ratio)]) for step, ratio in steps.items()]
+        >>> [monitor.observe(step, [measure(step, ratio)]) for step, ratio in steps.items()]
         [None, None, None, None, None, 4.0, None]
     """
 
     def __init__(self) -> None:
-        self._copies = HostCopies()
+        self._pending: Sequence[Measured] = ()  # sent to the host, and not read yet
         self._medians: deque[float] = deque(maxlen=LAST)  # medians over groups
         self._is_done = False
 
-    def observe(self, step: int, measures: Iterable[Measure]) -> float | None:
+    def observe(self, step: int, measured: Sequence[Measured]) -> float | None:
         """Process one measurement.
 
         Args:
             step: optimizer step.
-            measures: one `Measure` for each batch of groups.
+            measured: the measurement of all groups.
 
         Returns:
             The median ratio when repulsion is found to be too strong, once; None otherwise.
@@ -49,7 +48,9 @@ class StrengthMonitor:
         if self._is_done or step < FIRST_STEP:
             return None
         self._read()
-        self._copies.send(measure.repulsion / measure.drive for measure in measures)
+        for one in measured:
+            one.send()
+        self._pending = measured
         self._read()
         return self._judge(fewest=LAST)
 
@@ -68,5 +69,7 @@ class StrengthMonitor:
 
     def _read(self, *, wait: bool = False) -> None:
         """Store the median of the last measurement if its numbers have arrived."""
-        if ratios := self._copies.read(wait=wait):
-            self._medians.append(median(ratios))
+        if wait or all(one.has_arrived() for one in self._pending):
+            pending, self._pending = self._pending, ()
+            if ratios := [ratio for one in pending for ratio in one.ratios()]:
+                self._medians.append(median(ratios))

@@ -2,6 +2,7 @@
 
 import warnings
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -68,6 +69,70 @@ def test_an_ordinary_step_is_two_launches():
     assert handle.steps == 1 and not handle._logits.is_due(1)
     count = operations_of_step(model, handle, 1)
     assert count == {"aten._foreach_mul_.Scalar": 1, "aten._foreach_add_.List": 1}
+
+
+@pytest.mark.parametrize("kind", ["separate", "grouped", "packed"])
+@pytest.mark.parametrize("layers", [2, 6])
+def test_a_measurement_adds_few_launches(kind, layers):
+    """Norms of all gradients, joined by layer, and one copy to the host; similarities wait for a report."""
+    model, inputs = small_model(kind, layers)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    rule = SVGD("heads", alpha=0.05, space="logits", tokens=32, every=50)
+    handle = repel(model, optimizer, rule, measure_every=101, verbose=False, allow_unproved=True)
+    handle.load_state_dict(handle.state_dict() | {"steps": 100})
+    counts = []
+    for step in range(100, 103):
+        optimizer.zero_grad()
+        output = model(inputs)
+        (output if isinstance(output, torch.Tensor) else output.last_hidden_state).square().mean().backward()
+        assert handle._logits.is_due(step) is (step == 100)
+        with Operations() as operations:
+            handle.apply()
+        optimizer.step()
+        counts.append(operations.count)
+    _, measuring, ordinary = counts
+    assert {group.step for group in handle.report()} == {101}
+    assert ordinary == {"aten._foreach_add_.List": 1}
+    copied = {"aten.stack.default": 1, "aten.linalg_vector_norm.default": 1, "aten.cat.default": 1}
+    expected = ordinary + Counter({"aten._foreach_norm.Scalar": 1, "aten.stack.default": 2})
+    expected += Counter({"aten.linalg_vector_norm.default": 1, "aten._to_copy.default": 1})
+    assert measuring == expected + (Counter(copied) if kind == "packed" else Counter())
+
+
+def small_model(kind: str, layers: int):
+    """A model with its inputs: each query head has a key head or shares it, or q, k and v are one weight."""
+    torch.manual_seed(0)
+    ids = batch(0)
+    if kind == "separate":
+        return Deep(layers), ids
+    import transformers
+
+    sizes = {"vocab_size": 30, "hidden_size": 16, "num_hidden_layers": layers, "num_attention_heads": 4}
+    if kind == "packed":
+        return transformers.GPT2Model(transformers.GPT2Config(**sizes)), ids
+    config = transformers.LlamaConfig(**sizes, num_key_value_heads=2, intermediate_size=8)
+    return transformers.LlamaModel(config), ids
+
+
+def test_value_circuits_are_measured_together():
+    """Their forces are computed layer by layer; their numbers are sent to the host by one copy."""
+    counts = []
+    for layers in (2, 5):
+        rule = SVGD(alpha=0.05, space="logits", tokens=32, every=3, circuits="qk+ov")
+        model, optimizer, handle = deep(layers, rule)
+        train(model, optimizer, range(1))
+        handle.settings, handle.steps = replace(handle.settings, measure_every=100), 100
+        assert not handle._logits.is_due(100)
+        counts.append(operations_of_step(model, handle, 1))
+        assert [group.step for group in handle.report()] == [100] * 4 * layers
+    assert counts[0] == counts[1] and counts[0]["aten._to_copy.default"] == 1
+
+
+def test_norms_of_gradients_are_computed_once_per_step():
+    """A step that computes a new force and measures needs them twice with `alpha="auto"`."""
+    model, _, handle = deep(2, SVGD(alpha="auto", space="logits", tokens=32))
+    assert operations_of_step(model, handle, 0)["aten._foreach_norm.Scalar"] == 1
+    assert all(group.ratio == pytest.approx(0.1, rel=1e-4) for group in handle.report())
 
 
 def test_the_launches_of_a_new_force_do_not_grow_with_depth():

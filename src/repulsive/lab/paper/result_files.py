@@ -161,7 +161,11 @@ class ResultFiles:
         """Return a difference at the paper's sizes, from plain attention or a control; accuracy and ECE in points."""
         summary = self.summary(data, first_round=first_round)
         row = summary["controls"][control]["of"][arm] if control else summary["arms"][arm]["against_plain"]
-        return _gain(row[metric], 100 if metric in ("accuracy", "ece15", "scaled_ece15") else 1)
+        return _gain(row[metric], _scale(metric))
+
+    def control_minus_plain(self, data: str, control: str, metric: str) -> Gain:
+        """Return the difference of a control from plain attention at the paper's sizes; accuracy and ECE in points."""
+        return _gain(self.summary(data)["controls"][control]["against_plain"][metric], _scale(metric))
 
     def summary(self, data: str, *, first_round: bool = False) -> dict[str, Any]:
         """Return the results of a dataset at the paper's sizes.
@@ -177,6 +181,10 @@ class ResultFiles:
         rows = self.read("classification/second_round/follow_up.json")[f"best heads, {data}"]
         error = _gain(rows[arm])
         return Gain(-error.mean, -error.high, -error.low), rows["ma"]["heads"], rows[arm]["seeds"]
+
+
+def _scale(metric: str) -> float:
+    return 100.0 if metric in ("accuracy", "ece15", "scaled_ece15") else 1.0
 
 
 def _gain(compared: dict[str, Any], scale: float = 1.0) -> Gain:

@@ -10,16 +10,18 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends.addresses import MOST_HEADS, are_strided_alike, can_be_read_in_place
-from repulsive.repulsion.backends.eager import EagerUpdate, Measured
+from repulsive.repulsion.backends.eager import EagerUpdate
 from repulsive.repulsion.backends.fused import FusedUpdate
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.sharded import ShardedUpdate, is_supported
 from repulsive.repulsion.cuda_graphs import is_capturing
+from repulsive.repulsion.measured import FIELDS, Measured
 from repulsive.repulsion.optimizer_noise import add_noise
 from repulsive.triton_setting import use_triton
 
@@ -41,13 +43,15 @@ class Update:
         self._eager_rest: EagerUpdate | None = None  # for groups that the fused updates do not support
         self._fused: list[FusedUpdate] | None = None
         self._sharded: ShardedUpdate | None = None
+        self._measures: dict[torch.device, Tensor] = {}  # numbers of all fused updates on a device, [rows, fields]
+        self._rows: list[dict[str, int]] = []  # row of each group in `_measures`, by fused update and group name
         self._was_fused = False  # the last run used fused updates only
 
-    def again(self, inputs: StepInputs) -> dict[str, Measured] | None:
+    def again(self, inputs: StepInputs) -> list[Measured] | None:
         """Repeat the last `run` without looking up parameters: modules must have the same ones. The rule may differ.
 
         Returns:
-            Measurements by group name. None, with nothing done, if the last run or this one needs the eager backend, or
+            Measurements. None, with nothing done, if the last run or this one needs the eager backend, or
             if a parameter has no gradient or is frozen.
         """
         rule = inputs.rule
@@ -58,10 +62,10 @@ class Update:
         for update in self._fused:
             if not update.table.refresh(quickly=True) or (rates and not update.supports_rates(rates)):
                 return None
-        return self._run_fused(self._fused, rule, inputs)
+        return self._run_fused(range(len(self._fused)), rule, inputs)
 
-    def run(self, inputs: StepInputs) -> dict[str, Measured]:
-        """Replace the gradients of all groups by the direction of a rule, and return measurements by group name."""
+    def run(self, inputs: StepInputs) -> list[Measured]:
+        """Replace the gradients of all groups by the direction of a rule, and return measurements of the groups."""
         rule = inputs.rule
         if rule is None or not rule.has_matrix_form or not self._uses_triton():
             self._was_fused = False
@@ -70,9 +74,9 @@ class Update:
             self._fused = self._make_fused()
         fitting = [update.refresh() and update.supports_rates(inputs.rates) for update in self._fused]
         self._was_fused = all(fitting) and self._sharded is None and self._eager_rest is None
-        measured = self._run_fused([u for u, fits in zip(self._fused, fitting, strict=True) if fits], rule, inputs)
+        measured = self._run_fused([index for index, fits in enumerate(fitting) if fits], rule, inputs)
         for update in self._other_updates(rule, [index for index, fits in enumerate(fitting) if not fits]):
-            measured |= update.run(inputs)
+            measured += update.run(inputs)
         return measured
 
     def _other_updates(self, rule: Rule, unfitting: Sequence[int]) -> list[EagerUpdate | ShardedUpdate]:
@@ -94,10 +98,13 @@ class Update:
             updates.append(self._eager_rest)
         return updates
 
-    def _run_fused(self, updates: Sequence[FusedUpdate], rule: Rule, inputs: StepInputs) -> dict[str, Measured]:
-        measured: dict[str, Measured] = {}
-        for update in updates:
-            values = update.run(
+    def _run_fused(self, indices: Sequence[int], rule: Rule, inputs: StepInputs) -> list[Measured]:
+        """Run some of the fused updates. All that they measured on a device is sent to the host by one copy."""
+        assert self._fused is not None
+        rows: dict[torch.device, dict[str, int]] = {}
+        for index in indices:
+            update = self._fused[index]
+            has_measured = update.run(
                 rule,
                 inputs.rates,
                 step=inputs.step,
@@ -105,8 +112,11 @@ class Update:
                 draw_noise=inputs.draw_noise,
                 measure=inputs.measure,
             )
-            if values is not None:
-                measured |= {group.name: Measured(inputs.step, values, row) for row, group in enumerate(update.groups)}
+            if has_measured:
+                rows.setdefault(update.table.device, {}).update(self._rows[index])
+        measured = [Measured(inputs.step, own, self._measures[device]) for device, own in rows.items()]
+        for one in measured:
+            one.send()  # the next measurement overwrites these numbers
         return measured
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
@@ -158,7 +168,22 @@ class Update:
                 rest.append(group)
         self._sharded = ShardedUpdate(sharded, self._seed) if sharded else None
         self._eager_rest = EagerUpdate(rest, self._seed) if rest else None
-        return [FusedUpdate(members, self._seed) for members in buckets.values()]
+        starts, counts = [], dict.fromkeys((device for _, _, device, _ in buckets), 0)
+        for (_, _, device, _), members in buckets.items():
+            starts.append(counts[device])
+            counts[device] += len(members) + len(members) % 2  # two rows have a multiple of 16 bytes, as Triton prefers
+        self._measures = {
+            device: torch.zeros(count, len(FIELDS), dtype=torch.float64, device=device)
+            for device, count in counts.items()
+        }
+        self._rows = [
+            {group.name: row for row, group in enumerate(members, start)}
+            for start, members in zip(starts, buckets.values(), strict=True)
+        ]
+        return [
+            FusedUpdate(members, self._seed, self._measures[device][start : start + len(members)])
+            for start, ((_, _, device, _), members) in zip(starts, buckets.items(), strict=True)
+        ]
 
 
 def _fits_table(group: HeadGroup) -> bool:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from repulsive.heads.layout import HeadGroup, HeadSlice, stack_heads
 from repulsive.particles.gram import Gram, apply_matrix, compute_dtype, full_precision
-from repulsive.particles.rule import Coefficients, Measure, Rule
+from repulsive.particles.rule import Coefficients, Rule
 from repulsive.particles.sgld import SGLD
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.pieces import Batch, Block, Piece, split_by_size
+from repulsive.repulsion.measured import Measured
 from repulsive.repulsion.sharding.local_weights import LocalWeight, load_local, to_stored
 from repulsive.repulsion.sharding.shard_layout import has_heads_on_other_ranks, largest_share
 
@@ -27,19 +27,6 @@ Sigmas = dict[str, "float | Tensor"]  # by `Piece.noise_name`
 
 _PLAIN = SGLD(stepsize=1.0, temperature=0.0)  # leaves the gradient unchanged, to measure training without a rule
 MAX_MOVED = 2**28  # bytes of weights and gradients that are moved here from other ranks at one time
-
-
-class Measured(NamedTuple):
-    """One group's entry in a measurement of several groups. Numbers stay on their device until `values` is called."""
-
-    step: int
-    measure: Measure
-    row: int
-
-    def values(self) -> dict[str, float]:
-        """Return every field of the measure as a number."""
-        tensors: dict[str, Tensor] = vars(self.measure)
-        return {name: float(value[self.row]) for name, value in tensors.items()}
 
 
 class EagerUpdate:
@@ -75,21 +62,21 @@ class EagerUpdate:
         parameters = {parameter_key(part): part for part in self.groups[index].slices}.values()
         return sum(2 * largest_share(part) * part.parameter().element_size() for part in parameters)
 
-    def run(self, inputs: StepInputs) -> dict[str, Measured]:
+    def run(self, inputs: StepInputs) -> list[Measured]:
         """Replace gradients by the direction of a rule; see `Update.run`."""
         rule, step, scale = inputs.rule, inputs.step, inputs.scale
         if rule is None and not inputs.measure:
-            return {}
+            return []
         if rule is not None and not rule.has_matrix_form:
             return self._run_directly(rule, inputs)
-        measured: dict[str, Measured] = {}
+        measured: list[Measured] = []
         for batch in self.batches:
             local = load_local(batch.weights, whole=_needs_whole(rule), write=None if rule is None else "grad")
             with torch.no_grad(), full_precision(batch.device), local:
                 coefficients = self._coefficients(batch, rule or _PLAIN, step, scale, inputs.measure)
                 if coefficients.measure is not None:
-                    for row, index in enumerate(batch.members):
-                        measured[self.groups[index].name] = Measured(step, coefficients.measure, row)
+                    rows = {self.groups[index].name: row for row, index in enumerate(batch.members)}
+                    measured.append(Measured.of(step, rows, coefficients.measure))
                 if rule is not None:
                     sigmas = self._sigmas(batch.pieces, rule, inputs.rates, scale) if inputs.draw_noise else {}
                     for block in batch.blocks:
@@ -197,10 +184,10 @@ class EagerUpdate:
         """Draw the noise sigma * xi of one piece, [M, D]."""
         return sigmas[piece.noise_name] * piece.draw(like, step=step, seed=self.seed)
 
-    def _run_directly(self, rule: Rule, inputs: StepInputs) -> dict[str, Measured]:
+    def _run_directly(self, rule: Rule, inputs: StepInputs) -> list[Measured]:
         """Run a rule without a matrix form on whole particles, one group at a time."""
         step, scale = inputs.step, inputs.scale
-        measured: dict[str, Measured] = {}
+        measured: list[Measured] = []
         for index in range(len(self.groups)):
             members = [piece for piece in self.pieces if piece.group == index]
             weights = dict.fromkeys(weight for piece in members for weight in piece.weights)
@@ -215,7 +202,7 @@ class EagerUpdate:
                         results, measure = rule.measured_direction(theta.unsqueeze(0), grad.unsqueeze(0), step)
                         result = results[0]
                         if measure is not None:
-                            measured[self.groups[index].name] = Measured(step, measure, 0)
+                            measured.append(Measured.of(step, {self.groups[index].name: 0}, measure))
                     else:
                         result = rule.direction(theta, grad, step)
                     sizes = [piece.dim for piece in members]

@@ -13,7 +13,6 @@ The environment variable `REPULSIVE_KERNELS` chooses between this backend and `e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from torch.optim import Optimizer
 
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.gram import Gram
-from repulsive.particles.rule import Coefficients, Measure, RadialForm, Rule
+from repulsive.particles.rule import Coefficients, RadialForm, Rule
 from repulsive.repulsion.backends import launch_settings
 from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable
 from repulsive.repulsion.backends.device_noise import DeviceNoise
@@ -31,8 +30,7 @@ from repulsive.repulsion.backends.graph_cache import GraphCache
 from repulsive.repulsion.backends.launch_settings import GRAM, SOLVE
 from repulsive.repulsion.backends.step_noise import FusedStepNoise
 from repulsive.repulsion.backends.variants import Prepared, Variant, settings_of
-
-MEASURES = len(fields(Measure))
+from repulsive.repulsion.measured import FIELDS, stacked
 
 
 class PartialSums(NamedTuple):
@@ -57,32 +55,35 @@ class FusedUpdate:
     Args:
         groups: the groups.
         seed: seed of the noise.
+        measures: float64 [groups, fields of `Measure`] on the device of the groups, to write measurements to.
     """
 
-    def __init__(self, groups: Sequence[HeadGroup], seed: int) -> None:
+    def __init__(self, groups: Sequence[HeadGroup], seed: int, measures: Tensor | None = None) -> None:
         self.groups = list(groups)
         self.heads = groups[0].num_heads
-        self.padded = max(2, 1 << (self.heads - 1).bit_length())
+        self.padded = launch_settings.pad_heads(self.heads)
         self.table = SliceTable(groups, seed, self.padded)
         heads, slices, device = self.padded, len(self.table.parts), self.table.device
         lengths = set() if self.table.flat else set(self.table.rows[:, 3].tolist())
         self._inner = lengths.pop() if len(lengths) == 1 else 0  # length of the inner axis of all slices
-        shape = slices, max(group.dim for group in groups), heads, device
+        shape = slices, max(group.dim for group in groups), self.heads, device
         self.splits = launch_settings.splits_per_slice("gram", *shape)
         self._combine_splits = {
             is_noisy: launch_settings.splits_per_slice("combine with noise" if is_noisy else "combine", *shape)
             for is_noisy in (False, True)
         }
-        # Partial products of the weights and of the gradients.
-        self.products = torch.empty(2, slices, self.splits, heads, heads, dtype=torch.float32, device=device)
-        self.to_mean = torch.empty(2, slices, self.splits, heads, dtype=torch.float32, device=device)
+        # Partial products of the weights and of the gradients; those of padded heads stay zero.
+        self.products = torch.zeros(2, slices, self.splits, heads, heads, dtype=torch.float32, device=device)
+        self.to_mean = torch.zeros(2, slices, self.splits, heads, dtype=torch.float32, device=device)
         self.mean2 = torch.empty(2, slices, self.splits, dtype=torch.float32, device=device)
         self.sums = PartialSums(self.products, self.to_mean, self.mean2, self.table.starts)  # read by `_solve`
         self.shards: Tensor | None = None  # where the slices lie in whole weights; see `combine_kernel`
         self.drive, self.force = torch.empty(2, len(groups), heads, heads, dtype=torch.float32, device=device)
         self.row_sums = torch.empty(len(groups), heads, dtype=torch.float32, device=device)
         self.scale = torch.ones(1, dtype=torch.float32, device=device)
-        self._measures = torch.zeros(len(groups), MEASURES, dtype=torch.float64, device=device)
+        if measures is None:
+            measures = torch.zeros(len(groups), len(FIELDS), dtype=torch.float64, device=device)
+        self.measures = measures
         self.noise = DeviceNoise(self.table, groups)
         self._settings = DeviceNumbers(8, device)  # settings of the rule, which a schedule may change at any step
         self._graphs = GraphCache(device)
@@ -118,11 +119,11 @@ class FusedUpdate:
         scale: Tensor | None = None,
         draw_noise: bool = True,
         measure: bool = False,
-    ) -> Measure | None:
+    ) -> bool:
         """Replace the gradients of all slices by the direction of a rule; see `Update.run`.
 
         Returns:
-            Tensors [groups], on the device, if `measure`.
+            Whether `measures` has new numbers: if `measure`, unless the rule cannot measure.
         """
         is_noisy, is_scaled = draw_noise and self.noise.set(rule, rates, step, scale), scale is not None
         if scale is not None:
@@ -136,11 +137,9 @@ class FusedUpdate:
             prepared = self._prepare(rule, form, key)
         variant = prepared.variant
         self._graphs.run(lambda: self._launch(variant), (prepared.number, self.table.current.aligned))
-        return Measure(*self._measures.clone().unbind(1)) if measure else None
+        return measure
 
-    def _run_generic(
-        self, rule: Rule, step: int, scale: Tensor | None, *, measure: bool, is_noisy: bool
-    ) -> Measure | None:
+    def _run_generic(self, rule: Rule, step: int, scale: Tensor | None, *, measure: bool, is_noisy: bool) -> bool:
         """Run a rule whose coefficients are not those of `solve_kernel`."""
         with_gradients = measure or rule.needs_gradient_products
         self._gram(sources=2 if with_gradients else 1, norms_only=False)
@@ -153,7 +152,14 @@ class FusedUpdate:
             scales_noise=rule.scales_noise,
             scales_gradients=False,
         )
-        return coefficients.measure
+        return measure and self._store(coefficients)
+
+    def _store(self, coefficients: Coefficients) -> bool:
+        """Write a measurement by eager torch to `measures`; return False if there is none."""
+        if coefficients.measure is None:
+            return False
+        self.measures.copy_(stacked(coefficients.measure))
+        return True
 
     def _prepare(self, rule: Rule, form: RadialForm, key: tuple[bool, bool, bool]) -> Prepared:
         """Send the settings of a rule to the device, and choose what to launch; it is kept for a constant rule."""
@@ -213,17 +219,21 @@ class FusedUpdate:
             sources: 1 or 2.
             norms_only: compute only the norms of gradients.
         """
-        from repulsive.repulsion.backends.triton_kernels import gram
+        from repulsive.repulsion.backends.triton_kernels import column_gram, gram
 
-        gram.gram_kernel[(len(self.table.parts), self.splits, sources)](
+        settings: dict[str, Any] | None = launch_settings.column_settings("gram", self.heads)
+        kernel = column_gram.column_gram_kernel
+        if settings is None:
+            settings = {**GRAM[self.padded], "PRECISION": launch_settings.precision(self.padded)}
+            kernel = gram.gram_kernel
+        kernel[(len(self.table.parts), self.splits, sources)](
             self.table.rows,
             self.table.current.pointers,
             self.products,
             self.to_mean,
             self.mean2,
             NORMS=norms_only,
-            PRECISION=launch_settings.precision(self.padded),
-            **GRAM[self.padded],
+            **settings,
             **self._heads,
             **self._access,
         )
@@ -257,7 +267,7 @@ class FusedUpdate:
             self.drive,
             self.force,
             self.row_sums,
-            self._measures,
+            self.measures,
             slices * splits,
             BANDWIDTH=medians[variant.bandwidth],
             PROFILE=profiles[variant.kernel],
@@ -289,9 +299,16 @@ class FusedUpdate:
         scales_gradients: bool,
     ) -> None:
         """Write the new gradients."""
-        from repulsive.repulsion.backends.triton_kernels import combine
+        from repulsive.repulsion.backends.triton_kernels import column_combine, combine
 
-        combine.combine_kernel[(len(self.table.parts), self._combine_splits[is_noisy])](
+        launch = "combine with noise" if is_noisy else "combine"
+        settings: dict[str, Any] | None = launch_settings.column_settings(launch, self.heads)
+        kernel = column_combine.column_combine_kernel
+        if settings is None:
+            settings = launch_settings.combine_settings(self.padded, is_noisy)
+            settings = {**settings, "PRECISION": launch_settings.precision(self.padded)}
+            kernel = combine.combine_kernel
+        kernel[(len(self.table.parts), self._combine_splits[is_noisy])](
             self.table.rows,
             self.table.current.pointers,
             self.drive,
@@ -306,8 +323,7 @@ class FusedUpdate:
             NOISE=is_noisy,
             FORCE=has_force,
             SCALAR=scales_gradients,
-            PRECISION=launch_settings.precision(self.padded),
-            **launch_settings.combine_settings(self.padded, is_noisy),
+            **settings,
             **self._heads,
             **self._access,
         )

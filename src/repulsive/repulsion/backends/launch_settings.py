@@ -47,6 +47,35 @@ COMBINE: dict[int, dict[str, int]] = {
 NOISY_BLOCK: dict[int, int] = {2: 512, 4: 512, 8: 256, 16: 64, 32: 32, 64: 32}
 # Further settings of such a program, in place of those of COMBINE.
 NOISY: dict[int, dict[str, int]] = {16: {"BLOCK": 32, "num_warps": 2, "num_stages": 3}}
+# Launches whose products are sums in registers (`triton_kernels.columns`) in place of those on tensor cores, by padded
+# number of heads: their settings, the programs per multiprocessor, and the largest number of heads that use them.
+# Measured with 12 heads; with more of them the sums need more registers.
+BY_COLUMN: dict[int, dict[str, dict[str, int]]] = {
+    16: {
+        "gram": {"BLOCK": 512, "num_warps": 4, "programs": 3, "WIDTH": 4, "most_heads": 12},
+        "combine": {"BLOCK": 256, "num_warps": 2, "programs": 6, "WIDTH": 4, "UNROLL": 3, "most_heads": 12},
+        "combine with noise": {"BLOCK": 128, "num_warps": 1, "programs": 12, "WIDTH": 4, "UNROLL": 1, "most_heads": 12},
+    }
+}
+_NOT_OF_THE_KERNEL = ("programs", "most_heads")
+
+
+def pad_heads(heads: int) -> int:
+    """Return the number of heads, padded to a power of two."""
+    return max(2, 1 << (heads - 1).bit_length())
+
+
+def column_settings(launch: str, heads: int) -> dict[str, int] | None:
+    """Choose the settings of a launch that keeps columns in registers; None for a launch with the tables above.
+
+    Args:
+        launch: "gram", "combine" or "combine with noise".
+        heads: number of heads.
+    """
+    settings = BY_COLUMN.get(pad_heads(heads), {}).get(launch)
+    if settings is None or heads > settings.get("most_heads", heads) or not has_tuples():
+        return None
+    return {name: value for name, value in settings.items() if name not in _NOT_OF_THE_KERNEL}
 
 
 def combine_settings(padded: int, is_noisy: bool) -> dict[str, int]:
@@ -57,11 +86,20 @@ def combine_settings(padded: int, is_noisy: bool) -> dict[str, int]:
 
 
 @cache
-def loads_ahead() -> bool:
-    """Whether Triton's compiler can load blocks of three axes ahead in a loop; before version 3.3 it fails."""
+def _triton_version() -> tuple[int, ...]:
     import triton
 
-    return tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
+    return tuple(map(int, triton.__version__.split(".")[:2]))
+
+
+def loads_ahead() -> bool:
+    """Whether Triton's compiler can load blocks of three axes ahead in a loop; before version 3.3 it fails."""
+    return _triton_version() >= (3, 3)
+
+
+def has_tuples() -> bool:
+    """Whether Triton has tuples of tensors."""
+    return _triton_version() >= (3, 3)
 
 
 def precision(padded: int) -> str:
@@ -69,17 +107,19 @@ def precision(padded: int) -> str:
     return PRECISION.get(padded, "tf32x3")
 
 
-def splits_per_slice(launch: str, slices: int, dim: int, padded: int, device: torch.device) -> int:
+def splits_per_slice(launch: str, slices: int, dim: int, heads: int, device: torch.device) -> int:
     """Choose the number of programs per slice.
 
     Args:
         launch: "gram", "combine" or "combine with noise".
         slices: number of slices.
         dim: elements of a head.
-        padded: padded number of heads.
+        heads: number of heads.
         device: where the update runs; the interpreter on a CPU counts as one multiprocessor.
     """
-    programs = PROGRAMS.get(padded, {}).get(launch)
+    programs = PROGRAMS.get(pad_heads(heads), {}).get(launch)
+    if column_settings(launch, heads) is not None:
+        programs = BY_COLUMN[pad_heads(heads)][launch]["programs"]
     if programs is not None:
         return max(1, min(programs * _multiprocessors(device) // slices, dim // LEAST))
     splits = SPLITS

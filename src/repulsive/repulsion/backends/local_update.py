@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from repulsive.heads.layout import HeadGroup
-from repulsive.particles.rule import Measure, Rule
+from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends.fused import FusedUpdate, PartialSums
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.launch_settings import SOLVE
@@ -45,7 +45,7 @@ class LocalUpdate(FusedUpdate):
         self._gradient = UNUSED
         self._norms2: Tensor | None = None  # squared norms of gradients that are not in the table, float64 [groups]
         self._reads_particles = True
-        self._custom: tuple[Rule, int, Tensor | None, bool] | None = None  # a rule without a built-in form
+        self._custom: tuple[Rule, int, Tensor | None, bool, bool] | None = None  # a rule without a built-in form
 
     @property
     def numbers_to_sum(self) -> int:
@@ -82,7 +82,7 @@ class LocalUpdate(FusedUpdate):
             form = rule.radial_form(step)
             if form is None:
                 with_gradients = measure or rule.needs_gradient_products
-                self._custom, self._launches = (rule, step, scale, is_noisy), None
+                self._custom, self._launches = (rule, step, scale, is_noisy, measure), None
                 self._reads_particles, self._gradient = True, PRODUCTS if with_gradients else UNUSED
                 return
             prepared = self._prepare(rule, form, key)
@@ -102,14 +102,14 @@ class LocalUpdate(FusedUpdate):
             norms2 = packed[start:].view(len(self.groups), -1)  # [groups, M + 1], read as a sum
             norms2.zero_()[:, 0] = self._norms2
 
-    def finish(self) -> Measure | None:
+    def finish(self) -> bool:
         """Compute the coefficients from the summed products, and write the new gradients.
 
         Returns:
-            Tensors [groups], on the device, if the prepared run measures.
+            Whether the prepared run has written a measurement to `measures`.
         """
         if self._custom is not None:
-            rule, step, scale, is_noisy = self._custom
+            rule, step, scale, is_noisy, measure = self._custom
             self._unpack()
             coefficients = self._coefficients(rule, step, scale, self._gradient != UNUSED)
             self._count_step(is_noisy)
@@ -120,11 +120,11 @@ class LocalUpdate(FusedUpdate):
                 scales_noise=False,
                 scales_gradients=False,
             )
-            return coefficients.measure
+            return measure and self._store(coefficients)
         assert self._launches is not None
         variant = self._launches.variant
         self._run("finish", partial(self._solve_and_combine, variant))
-        return Measure(*self._measures.clone().unbind(1)) if variant.measures else None
+        return variant.measures
 
     def _run(self, half: str, launch: Callable[[], None]) -> None:
         """Launch one half of the update; for a built-in form, as a CUDA graph."""

@@ -24,9 +24,10 @@ from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends import eager
 from repulsive.repulsion.backends.addresses import DTYPES, MOST_HEADS
-from repulsive.repulsion.backends.eager import Measured, parameter_key
+from repulsive.repulsion.backends.eager import parameter_key
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.local_update import LocalUpdate, Reduction
+from repulsive.repulsion.measured import Measured
 from repulsive.repulsion.sharding.kept_gradients import KeptGradients, can_be_kept
 from repulsive.repulsion.sharding.local_weights import LocalWeight, load_local
 from repulsive.repulsion.sharding.shard_layout import (
@@ -80,16 +81,13 @@ class ShardedUpdate:
         moved = [group for group in groups if any(map(has_heads_on_other_ranks, group.slices))]
         self._batches = [Batch(some, seed) for some in [in_place, *_split_by_bytes(moved)] if some]
 
-    def run(self, inputs: StepInputs) -> dict[str, Measured]:
+    def run(self, inputs: StepInputs) -> list[Measured]:
         """Replace the gradients of all groups by the direction of a rule; see `Update.run`.
 
         The rule must have a matrix form, and its noise must not depend on the gradients (`Rule.scales_noise`).
         """
         assert inputs.rule is not None
-        measured: dict[str, Measured] = {}
-        for batch in self._batches:
-            measured |= batch.run(inputs.rule, inputs)
-        return measured
+        return [one for batch in self._batches for one in batch.run(inputs.rule, inputs)]
 
 
 class Batch:
@@ -109,9 +107,9 @@ class Batch:
         self._kept: KeptGradients | None = None
         self._kept_layouts: list[ShardLayout | None] = []
 
-    def run(self, rule: Rule, inputs: StepInputs) -> dict[str, Measured]:
+    def run(self, rule: Rule, inputs: StepInputs) -> list[Measured]:
         """Replace the gradients of all groups by the direction of a rule; see `Update.run`."""
-        measured: dict[str, Measured] = {}
+        measured: list[Measured] = []
         with torch.no_grad():
             factors, norms2 = self._keep_gradients(rule, inputs.step, inputs.measure)
         with torch.no_grad(), self._loaded_stand_ins(factors):
@@ -125,10 +123,10 @@ class Batch:
                 reduction.sum_products()
             for reduction in self._reductions:
                 for update in reduction.updates:
-                    values = update.finish()
-                    if values is not None:
-                        names = [group.name for group in update.groups]
-                        measured |= {name: Measured(inputs.step, values, row) for row, name in enumerate(names)}
+                    if update.finish():
+                        rows = {group.name: row for row, group in enumerate(update.groups)}
+                        measured.append(Measured(inputs.step, rows, update.measures))
+                        measured[-1].send()  # the next measurement overwrites these numbers
         return measured
 
     def _keep_gradients(self, rule: Rule, step: int, measure: bool) -> tuple[Factors | None, dict[str, Tensor]]:

@@ -58,6 +58,16 @@ class ForceNumbers:
             self._products = None
         return (*self._first, *self._rest)
 
+    @property
+    def norm(self) -> Tensor:
+        """Norms of the forces, [L]."""
+        return self._first[1]
+
+    def rest(self) -> Tensor:
+        """Return the numbers for a report beside drive and repulsion, [L, 5], in the order of `Measure`."""
+        alpha, _, bandwidth, distance, *cosines = self.values
+        return torch.stack([bandwidth, distance, alpha, *cosines], dim=1)
+
 
 @dataclass(frozen=True)
 class LayerForce:

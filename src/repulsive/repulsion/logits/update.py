@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,19 +11,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.particles.rule import Measure, Rule
+from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
-from repulsive.repulsion.backends.eager import EagerUpdate, Measured
+from repulsive.repulsion.backends.eager import EagerUpdate
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.logits.force import ForceNumbers, logit_forces, rows_of
+from repulsive.repulsion.logits.force import ForceNumbers, logit_forces
 from repulsive.repulsion.logits.gather import gather_samples, world_size
+from repulsive.repulsion.logits.gradient_norms import GradientNorms
+from repulsive.repulsion.logits.held_forces import Held, measure_forces
 from repulsive.repulsion.logits.projections import CircuitLayer, Target, logit_layers
 from repulsive.repulsion.logits.renewal import is_renewed
 from repulsive.repulsion.logits.sampler import Sampler
 from repulsive.repulsion.logits.samples import Sample
 from repulsive.repulsion.logits.value_circuits import ValueLayer, value_force, value_layers
-from repulsive.repulsion.logits.writer import GradientNorms, Writer, Written
+from repulsive.repulsion.logits.writer import Writer, Written
+from repulsive.repulsion.measured import Measured
 from repulsive.repulsion.optimizer_noise import add_noise
 
 MISSES = 5  # computations of the force in a row without tokens of a layer, before a warning
@@ -32,21 +34,6 @@ MISSES = 5  # computations of the force in a row without tokens of a layer, befo
 
 class NoTokensWarning(UserWarning):
     """Repulsion between logits is due, but the model was not called in training, or its hooks did not run."""
-
-
-@dataclass
-class Held:
-    """The force on one layer, added to gradients until it is recomputed.
-
-    Args:
-        sides: for each side of the layer (q and k, or v and o), its parameters and the force on each.
-        numbers: the scalars of the force, with those of other layers.
-        row: row of this layer in `numbers`.
-    """
-
-    sides: list[list[Written]]
-    numbers: ForceNumbers
-    row: int
 
 
 class LogitRepulsion:
@@ -72,7 +59,8 @@ class LogitRepulsion:
         self.held: dict[int, Held] = {}
         self.renewals = 0  # number of times that forces were computed, so that an update notices new forces
         self._shares: dict[int, float] = {}  # number of heads -> factor on the gradient
-        self._layer_shares: Tensor | None = None  # factor of each layer, on the device of the gradients
+        self._shares_of_layers = [self.share(layer) for layer in self.layers]
+        self._layer_shares: Tensor | None = None  # the same, on the device of the gradients
         self._targets = [[targets for _, targets in layer.sides] for layer in self.layers]
         self._norms = GradientNorms([[target.slice for targets in one for target in targets] for one in self._targets])
         self._missed = [0] * len(self.layers)  # computations of the force in a row without tokens of a layer
@@ -121,8 +109,8 @@ class LogitRepulsion:
         """Build the update of the given groups."""
         return LogitUpdate(self, groups, seed)
 
-    def renew(self, step: int, scale: Tensor | None) -> None:
-        """Compute the force of every layer with sampled tokens."""
+    def renew(self, step: int, scale: Tensor | None) -> Tensor | None:
+        """Compute the force of every layer with sampled tokens, and return `drive_norms` if the rule needs them."""
         samples = dict(self.sampler.samples)
         if samples and not is_capturing():
             self._warn_of_missed_layers(samples)
@@ -130,7 +118,7 @@ class LogitRepulsion:
             samples = gather_samples(self.layers, samples, self.sampler.taken.tokens)
         if not samples:
             self._warn_without_tokens()
-            return
+            return None
         rule = self.rule.acting_always() if is_capturing() else self.rule
         drives = self.drive_norms(scale) if rule.needs_gradient_products else None
         forces = logit_forces(self.layers, samples, rule, step=step, drives=drives)
@@ -144,16 +132,17 @@ class LogitRepulsion:
         self.renewals += 1
         if not is_capturing():
             self.sampler.clear()
+        return drives
 
     def drive_norms(self, scale: Tensor | None) -> Tensor:
         """Compute |drive| of every layer: the norm of its heads' gradients after scaling, without repulsion."""
         norms = self._norms()
-        if self._layer_shares is None or self._layer_shares.device != norms.device:
-            self._layer_shares = torch.tensor(
-                [self.share(layer) for layer in self.layers], dtype=torch.float32, device="cpu"
-            ).to(norms)
-        shares = self._layer_shares
-        return shares * norms if scale is None else shares * norms / scale.to(norms)
+        if set(self._shares_of_layers) != {1.0}:
+            if self._layer_shares is None or self._layer_shares.device != norms.device:
+                shares = torch.tensor(self._shares_of_layers, dtype=torch.float32, device="cpu")
+                self._layer_shares = shares.to(norms)
+            norms = self._layer_shares * norms
+        return norms if scale is None else norms / scale.to(norms)
 
     def share(self, layer: CircuitLayer) -> float:
         """Return the factor on the gradients of a layer's heads."""
@@ -236,12 +225,11 @@ class LogitUpdate:
         self._names = {group.name for group in groups}
         self._noise = EagerUpdate(self.groups, seed)
         self._renewals = -1
-        self._numbers: dict[str, int] = {}
-        for number, layer in enumerate(source.layers):
-            self._numbers |= {group.name: number for group, _ in layer.sides}
+        numbers = {group.name: number for number, layer in enumerate(source.layers) for group, _ in layer.sides}
+        self._layer_of = {group.name: numbers[group.name] for group in groups}  # group name -> number of its layer
         self._writers = self._make_writers()
 
-    def again(self, inputs: StepInputs) -> dict[str, Measured] | None:
+    def again(self, inputs: StepInputs) -> list[Measured] | None:
         """Repeat the last `run` without looking up parameters; see `Update.again`.
 
         Returns:
@@ -258,23 +246,26 @@ class LogitUpdate:
                 return None
             gradients.append(current)
         with torch.no_grad():
-            measured = self._measure(step, scale) if inputs.measure else {}
+            measured = self._measure(step, source.drive_norms(scale)) if inputs.measure else []
             for (writer, _), current in zip(self._writers, gradients, strict=True):
                 writer.write(scale, current)
             self._add_noise_to_gradients(inputs)
         source.expect(step + 1)
         return measured
 
-    def run(self, inputs: StepInputs) -> dict[str, Measured]:
+    def run(self, inputs: StepInputs) -> list[Measured]:
         """Replace the gradients of all groups; see `Update.run`."""
         rule, step, scale, source = inputs.rule, inputs.step, inputs.scale, self.source
         assert rule is not None
         with torch.no_grad():
+            drives = None
             if source.is_due(step):
-                source.renew(step, scale)
+                drives = source.renew(step, scale)
             else:
                 source.free_if_off(step)
-            measured = self._measure(step, scale) if inputs.measure else {}
+            measured = []
+            if inputs.measure:
+                measured = self._measure(step, source.drive_norms(scale) if drives is None else drives)
             if self._renewals != source.renewals:
                 self._load_writers()
             for writer, _ in self._writers:
@@ -318,34 +309,15 @@ class LogitUpdate:
             writer.load([held[n].sides[side][index].force if n in held else None for n, side, index in places])
         self._renewals = self.source.renewals
 
-    def _measure(self, step: int, scale: Tensor | None) -> dict[str, Measured]:
-        """Measure all groups with a force; after a schedule has ended repulsion, only their drive is known."""
-        drives = self.source.drive_norms(scale)
+    def _measure(self, step: int, drives: Tensor) -> list[Measured]:
+        """Measure all groups with a force; after a schedule has ended repulsion, only their drive is known.
+
+        Args:
+            step: optimizer step.
+            drives: the result of `drive_norms`.
+        """
         has_ended = self.source.is_off(step) and self.source.renewals > 0
-        ended = _without_force(drives) if has_ended else None
-        measures: dict[int, Measure] = {}
-        measured: dict[str, Measured] = {}
-        for group in self.groups:
-            number = self._numbers[group.name]
-            if (held := self.source.held.get(number)) is None:
-                if ended is not None:
-                    measured[group.name] = Measured(step, ended, number)
-                continue
-            numbers = held.numbers
-            if id(numbers) not in measures:
-                alpha, norm, bandwidth, distance, *cosines = numbers.values
-                drive = rows_of(drives, numbers.layers)
-                measures[id(numbers)] = Measure(drive, norm, bandwidth, distance, alpha, *cosines)
-            measured[group.name] = Measured(step, measures[id(numbers)], held.row)
-        return measured
-
-
-def _without_force(drives: Tensor) -> Measure:
-    """Build the measurement of layers without a force: no tokens are sampled, so similarities are NaN."""
-    zero, unknown = torch.zeros_like(drives), torch.full_like(drives, torch.nan)
-    return Measure(
-        drives, repulsion=zero, bandwidth=unknown, distance=unknown, alpha=zero, similarity=unknown, largest=unknown
-    )
+        return measure_forces(step, self._layer_of, self.source.held, drives, has_ended=has_ended)
 
 
 def _written(targets: Sequence[Target], forces: Sequence[Tensor]) -> list[Written]:

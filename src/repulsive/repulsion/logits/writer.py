@@ -223,35 +223,3 @@ def _where_not_none(tensors: list[Tensor], gradients: Sequence[Tensor | None]) -
     if not tensors:
         return tensors
     return [tensor for tensor, grad in zip(tensors, gradients, strict=True) if grad is not None]
-
-
-class GradientNorms:
-    """Joint gradient norm of the slices of each layer; sharded gradients are gathered.
-
-    Args:
-        layers: the slices of each layer.
-    """
-
-    def __init__(self, layers: Sequence[Sequence[HeadSlice]]) -> None:
-        self._layers = [[(part, part.is_whole) for part in parts] for parts in layers]
-        self._index: tuple[list[int], Tensor] | None = None  # layer of each gradient; copied to the device once
-
-    def __call__(self) -> Tensor:
-        """Compute the norms, [layers]."""
-        rows, owners = [], []
-        for number, parts in enumerate(self._layers):
-            for part, is_whole in parts:
-                parameter = part.parameter()
-                if (grad := parameter.grad) is None:
-                    continue
-                if is_sharded(parameter) or grad.is_sparse:
-                    local = gradient_of(part).detach()
-                    grad = local.full_tensor() if is_sharded(local) else local
-                rows.append(grad if is_whole else part.take(grad))
-                owners.append(number)
-        if not rows:
-            return torch.zeros(len(self._layers), dtype=torch.float32, device="cpu")
-        squares = torch.stack(torch._foreach_norm(rows)).float().square()
-        if self._index is None or self._index[0] != owners or self._index[1].device != squares.device:
-            self._index = owners, torch.tensor(owners, device="cpu").to(squares.device)
-        return squares.new_zeros(len(self._layers)).index_add_(0, self._index[1], squares).sqrt()

@@ -15,7 +15,8 @@ is stacked, and nothing waits for the host. An update reads the parameters twice
 once: these four passes are the minimum. A rule that holds a ratio, and a measurement, read the gradients once more.
 
 From 16 heads on, matrix products run on tensor cores, as several TF32 products each (`products`). This is as accurate
-as float32; TF32 alone is not.
+as float32; TF32 alone is not. `column_gram` and `column_combine` do the same work for a dozen heads without tensor
+cores (`columns`); `launch_settings.BY_COLUMN` says where they are used.
 
 Names in Triton kernels: M is the number of heads, MP is M padded to a power of two. Several programs share a slice,
 and each reads BLOCK columns at a time.

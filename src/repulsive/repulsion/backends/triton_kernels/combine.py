@@ -26,6 +26,17 @@ from repulsive.repulsion.backends.triton_kernels.slices import (
 
 
 @triton.jit
+def index_in_head(column, inner, outer_element, inner_element, shard, FLAT: tl.constexpr, SHARDED: tl.constexpr):
+    """Compute the indices of columns in their whole head, on which noise depends; see `combine_kernel`."""
+    element = element_indices(column, inner, outer_element, inner_element, FLAT)
+    if SHARDED:
+        length = tl.load(shard)
+        run = element.to(tl.int32) // length.to(tl.int32)  # 64-bit divisions are slow
+        element += run * (tl.load(shard + 1) - length) + tl.load(shard + 2)
+    return element
+
+
+@triton.jit
 def combine_kernel(
     table,
     pointers,
@@ -128,11 +139,7 @@ def combine_kernel(
                     push += tl.load(force + group * MP * MP + heads * MP + k)[:, None] * t[None, :]
             out += push * factor
         if NOISE:
-            element = element_indices(column, inner, outer_element, inner_element, FLAT)
-            if SHARDED:
-                length = tl.load(shards + piece * 4)
-                run = element.to(tl.int32) // length.to(tl.int32)  # 64-bit divisions are slow
-                element += run * (tl.load(shards + piece * 4 + 1) - length) + tl.load(shards + piece * 4 + 2)
+            element = index_in_head(column, inner, outer_element, inner_element, shards + piece * 4, FLAT, SHARDED)
             # Loaded here, not before the loop: with fewer registers more programs run at once.
             noise = standard_normal_block(tl.load(row + 8), tl.load(steps), heads.to(tl.int64) * whole_size, element)
             out += noise * (tl.load(sigmas + piece) * factor)

@@ -25,7 +25,7 @@ from repulsive.repulsion.backends.triton_kernels.slices import (
 
 
 @triton.jit
-def _norms(
+def sum_squares(
     base,
     row,
     starts,
@@ -136,7 +136,7 @@ def gram_kernel(
     if NORMS:
         is_norm = source
     if is_norm == 1:
-        norms2 = _norms(base, row, starts, first, last, M, MP, BLOCK, FLAT, INNER, CHUNKED)
+        norms2 = sum_squares(base, row, starts, first, last, M, MP, BLOCK, FLAT, INNER, CHUNKED)
         tl.store(products + out * MP * MP + heads * (MP + 1), norms2)
         tl.store(mean2 + out, 0.0)
     else:

@@ -87,3 +87,10 @@ def standard_normal_block(stream, step, start, element):
     """
     rows = start.to(tl.uint64) * _GOLDEN + _key(stream, step)
     return _transform(_mix(rows[:, None] + (element.to(tl.uint64) * _GOLDEN)[None, :]))
+
+
+@triton.jit
+def standard_normal(stream, step, start, element):
+    """Draw a standard normal number for each index start + element[j], [elements], as `standard_normal_block`."""
+    row = start.to(tl.uint64) * _GOLDEN + _key(stream, step)
+    return _transform(_mix(row + element.to(tl.uint64) * _GOLDEN))

@@ -27,12 +27,13 @@ import triton.language as tl
 
 
 @triton.jit
-def element_indices(column, inner, outer_stride, inner_stride, FLAT: tl.constexpr):
-    """Compute indices of elements of a head."""
+def element_indices(column, inner, outer_stride, inner_stride, FLAT: tl.constexpr, CHUNKED: tl.constexpr = False):
+    """Compute indices of elements of a head. With CHUNKED, they are offsets of which 16 at a time are adjacent."""
     if FLAT:  # a head is contiguous
         return column.to(tl.int64)
     outer = column // inner
-    return outer.to(tl.int64) * outer_stride + (column - outer * inner) * inner_stride
+    index = outer.to(tl.int64) * outer_stride + (column - outer * inner) * inner_stride
+    return tl.max_contiguous(tl.multiple_of(index, 16), 16) if CHUNKED else index
 
 
 @triton.jit
