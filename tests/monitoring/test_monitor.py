@@ -215,7 +215,7 @@ def test_a_pass_that_fails_leaves_nothing_behind():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["given", "after", "in place", "regions"])
+@pytest.mark.parametrize("way", ["given", "after", "in place", "regions", "forward", "inner"])
 def test_compiled_models(way):
     torch._dynamo.reset()
     model = encoder() if way == "regions" else bert()
@@ -224,6 +224,10 @@ def test_compiled_models(way):
         forward = torch.compile(model, backend="eager")
     elif way == "in place":
         model.compile(backend="eager")
+    elif way == "forward":
+        model.forward = torch.compile(model.forward, backend="eager")
+    elif way == "inner":
+        model.bert = torch.compile(model.bert, backend="eager")
     elif way == "regions":
         for layer in model.layers:
             layer.compile(backend="eager")

@@ -24,6 +24,18 @@ def unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
+def is_compile_wrapper(module: nn.Module) -> bool:
+    """Check for the result of `torch.compile(module)`."""
+    return type(module).__name__ == "OptimizedModule"
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Check for `torch.compile(module)`, `module.compile()` and `module.forward = torch.compile(module.forward)`."""
+    if is_compile_wrapper(module) or getattr(module, "_compiled_call_impl", None) is not None:
+        return True
+    return hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
+
+
 def is_encoder_decoder(model: nn.Module) -> bool:
     """Check whether a model is, or contains, an encoder-decoder model of transformers, such as T5.
 

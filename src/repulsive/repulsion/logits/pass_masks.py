@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.heads.module_paths import is_encoder_decoder
+from repulsive.heads.padding import valid_tokens
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.logits.padding import valid_tokens
 from repulsive.repulsion.logits.projections import CircuitLayer
 
 
