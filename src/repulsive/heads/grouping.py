@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from repulsive.errors import SelectionError, UnsupportedWeights, did_you_mean
-from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.layout import HeadGroup, HeadSlice, consecutive_rows
 from repulsive.heads.module_paths import clean, dotted, unwrap
 from repulsive.heads.sharded_tensors import is_sharded
 
@@ -110,7 +110,7 @@ def group_stacked(
         if shape[dim] < 2:
             raise SelectionError(f"{key}: expected at least two particles along axis {axis}, got shape {shape}")
         owner, attribute = _owner(inner, key)
-        rows = torch.arange(shape[dim], device="cpu").unsqueeze(1)  # [M, 1]
+        rows = consecutive_rows(shape[dim])  # [M, 1]
         slices[key] = (HeadSlice(owner, attribute, dotted(name or "", key), rows, dim),)
     counts = {key: run[0].num_heads for key, run in slices.items()}
     if particle == "module" and len(set(counts.values())) > 1:
