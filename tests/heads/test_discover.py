@@ -230,3 +230,29 @@ def test_attention_in_a_wrapper_is_found_once(by: str, kind: bool) -> None:
         wrapped = torch.compile(block.attn, backend="eager") if by == "compile" else checkpoint_wrapper(block.attn)
         block.attn = wrapped
     assert [(g.name, g.slices[0].rows.tolist()) for g in find_heads(model)] == plain
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x)[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_torchscript_is_refused_with_a_remedy(how: str) -> None:
+    model, x = Small(), torch.randn(2, 3, 8)
+    scripted = torch.jit.script(model) if how == "script" else torch.jit.trace(model, x, check_trace=False)
+    finders: list[Callable[[], object]] = [
+        lambda: find_heads(scripted),
+        lambda: find_heads(scripted, x),
+        lambda: verify_heads(scripted, x),
+        lambda: heads_by_hand(scripted, {"attention": ("qkv head dim", 2)}),
+    ]
+    for find in finders:
+        with pytest.raises(NoHeadsFound, match=r"Small is a TorchScript model.*pass the Python model"):
+            find()
+    assert all(a is b for a, b in zip(model.parameters(), scripted.parameters(), strict=True))  # as the message says

@@ -1,7 +1,10 @@
 """Measurements, state and schedules of a handle."""
 
+import copy
+import io
 import json
 import math
+import pickle
 
 import pytest
 import torch
@@ -174,3 +177,16 @@ def test_a_state_of_other_groups_or_another_rule(make_model):
         handle.load_state_dict({**state, "groups": state["groups"][:-1]})
     with pytest.warns(UserWarning, match="resuming with"):
         handle.load_state_dict({**state, "rule": "SVGD(stepsize=7)"})
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [pickle.dumps, copy.copy, copy.deepcopy, lambda handle: torch.save(handle, io.BytesIO())],
+    ids=["pickle", "copy", "deepcopy", "torch.save"],
+)
+def test_a_handle_is_not_pickled_or_copied(attempt, make_model):
+    model = make_model()
+    handle = repel(model, torch.optim.AdamW(model.parameters()), verbose=False)
+    with pytest.raises(StateError, match=r"save handle\.state_dict\(\)"):
+        attempt(handle)
+    assert handle.attached

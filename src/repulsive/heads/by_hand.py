@@ -11,6 +11,7 @@ from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, dotted, module_of, number_layers, stack_of, unwrap, where_of
 from repulsive.heads.table.match import follow, weights_of
 from repulsive.heads.table.parse_layout import rows_of
+from repulsive.heads.torchscript import refuse_torchscript
 
 ByHand = tuple[str, int] | tuple[str, int, int] | tuple[str, Tensor]
 
@@ -32,7 +33,7 @@ def heads_by_hand(model: nn.Module, heads: Mapping[str, ByHand]) -> list[HeadGro
 
     Raises:
         HeadLayoutError: no projection has that name, or it does not divide into that many heads.
-        NoHeadsFound: `heads` is empty or names no part.
+        NoHeadsFound: `heads` is empty or names no part, or the model is a TorchScript module.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 6))
@@ -43,6 +44,7 @@ def heads_by_hand(model: nn.Module, heads: Mapping[str, ByHand]) -> list[HeadGro
         [[[0], [1], [2], [3]], [[4]], [[5]]]
     """
     inner = unwrap(model)
+    refuse_torchscript(inner)
     groups: list[HeadGroup] = []
     for path, entry in heads.items():
         if follow(inner, path) is None:
