@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from repulsive.errors import HeadLayoutError, NoHeadsFound, UnsupportedWeights
+from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError, UnsupportedWeights
 from repulsive.heads import describe, find_heads, heads_by_hand, verify_heads
 from tests.heads.zoo import SMALL, TimmAttention, build
 
@@ -256,3 +256,23 @@ def test_torchscript_is_refused_with_a_remedy(how: str) -> None:
         with pytest.raises(NoHeadsFound, match=r"Small is a TorchScript model.*pass the Python model"):
             find()
     assert all(a is b for a, b in zip(model.parameters(), scripted.parameters(), strict=True))  # as the message says
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        (None, "expected names of projections"),
+        ({3: ("q", 2)}, "expected names of projections"),
+        ({"attention.out_proj": ("q", "2")}, "number of heads='2': must be a whole number"),
+        ({"attention.out_proj": ("q", 0)}, "number of heads=0: must be a whole number, at least 1"),
+    ],
+)
+def test_heads_by_hand_of_another_form(heads: object, message: str) -> None:
+    with pytest.raises(HeadLayoutError, match=message):
+        heads_by_hand(Small(), heads)  # type: ignore[arg-type]
+
+
+def test_what_is_not_a_model_is_refused() -> None:
+    for find in (find_heads, lambda model: verify_heads(model, None), lambda model: heads_by_hand(model, {})):
+        with pytest.raises(SelectionError, match=r"instance of nn.Module, got an object of type str"):
+            find("bert-base-uncased")

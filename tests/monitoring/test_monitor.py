@@ -446,3 +446,21 @@ def test_only_rank_0_measures(monkeypatch):
     loss_of(model, 0)
     monitor.step()
     assert steps(monitor) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every": 1.5}, "every=1.5: must be a whole number"),
+        ({"items": "a"}, "items='a': must be a whole number"),
+        ({"thresholds": {"dead": 0.1}}, r"expected Thresholds\(...\)"),  # would stop the training at a measurement
+    ],
+)
+def test_arguments_of_another_type_are_refused(settings, message):
+    with pytest.raises(SelectionError, match=message):
+        HeadMonitor(encoder(), **settings)
+    with pytest.raises(SelectionError, match=r"instance of nn.Module"):
+        HeadMonitor(None, probe=torch.ones(1))
+    for wrong in ({"confirm": 1.5}, {"dead": "0.1"}):
+        with pytest.raises(SelectionError, match="must be a"):
+            Thresholds(**wrong)

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import pickle
+import re
 
 import pytest
 import torch
@@ -173,8 +174,16 @@ def test_a_state_of_other_groups_or_another_rule(make_model):
     for other in ({}, handle.optimizer.state_dict(), None):
         with pytest.raises(StateError, match=r"not the state of a handle; pass what handle\.state_dict\(\) returned"):
             handle.load_state_dict(other)
-    with pytest.raises(StateError, match="differ in"):
+    name, heads, size = state["groups"][-1]
+    missing = f"{name}: none in the state, {heads} heads of {size} numbers here"
+    with pytest.raises(StateError, match=re.escape(missing)):
         handle.load_state_dict({**state, "groups": state["groups"][:-1]})
+    changed = [[name, 2 * heads, size // 2] for name, heads, size in state["groups"]]
+    own = f"{2 * heads} heads of {size // 2} numbers in the state, {heads} heads of {size} numbers here; "
+    with pytest.raises(StateError, match=rf"{own}.*and {len(changed) - 3} more"):
+        handle.load_state_dict({**state, "groups": changed})
+    with pytest.raises(StateError, match="another order"):
+        handle.load_state_dict({**state, "groups": state["groups"][::-1]})
     with pytest.warns(UserWarning, match="resuming with"):
         handle.load_state_dict({**state, "rule": "SVGD(stepsize=7)"})
 

@@ -12,7 +12,7 @@ from torch import nn
 from repulsive.errors import NoHeadsFound, SelectionError
 from repulsive.heads.flat_weights import refuse_flat_weights
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.heads.module_paths import check_model, clean, module_of, unwrap
 from repulsive.heads.select import LayersName, Particle, Where, select
 from repulsive.heads.table.known_families import known_families
 from repulsive.heads.table.lookup import heads_from_table
@@ -78,9 +78,7 @@ def find_heads(
         [('q', 2, 32), ('k', 2, 32), ('v', 2, 32)]
     """
     check_layout(layout)
-    if not isinstance(model, nn.Module):
-        got = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
-        raise SelectionError(f"expected a model, an instance of nn.Module, got {got}")
+    check_model(model)
     inner = unwrap(model)
     refuse_torchscript(inner)
     refuse_flat_weights(inner)

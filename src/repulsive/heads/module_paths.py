@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from repulsive.errors import SelectionError
 from repulsive.heads.layout import HeadGroup
 
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -15,6 +16,17 @@ INNER = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _NOT_TEXT = ("vision", "visual", "audio", "speech", "acoustic")  # encoders of inputs other than text
 _TEXT = ("language", "text")
 _CROSS = ("cross", "encoder_attn", "encdec", "enc_dec", "encoder_decoder", "src_attn", "context_attn")
+
+
+def check_model(model: object) -> None:
+    """Raise an error unless `model` is an instance of nn.Module.
+
+    Raises:
+        SelectionError: it is not.
+    """
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
+        raise SelectionError(f"expected a model, an instance of nn.Module, got {got}")
 
 
 def unwrap(model: nn.Module) -> nn.Module:

@@ -31,8 +31,16 @@ def check_state(state: Mapping[str, Any], groups: Sequence[HeadGroup]) -> None:
         raise StateError(f"state has format {state['format']!r}; this version reads format {FORMAT}")
     saved, own = ([tuple(entry) for entry in facts] for facts in (state["groups"], group_facts(groups)))
     if saved != own:
-        difference = [str(entry) for entry in sorted(set(saved) ^ set(own))] or ["their order"]
-        raise StateError(f"state belongs to other groups of heads; they differ in {', '.join(difference[:4])}")
+        raise StateError(f"the state belongs to other groups of heads: {_difference(saved, own)}")
+
+
+def _difference(saved: Sequence[tuple[Any, ...]], own: Sequence[tuple[Any, ...]]) -> str:
+    """Describe the first groups, (name, number of heads, size of a head), that differ."""
+    before, now = ({name: f"{heads} heads of {size} numbers" for name, heads, size in x} for x in (saved, own))
+    different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    lines = [f"{name}: {before.get(name, 'none')} in the state, {now.get(name, 'none')} here" for name in different[:3]]
+    more = [f"and {len(different) - 3} more"] if len(different) > 3 else []
+    return "; ".join([*lines, *more]) or "they have another order"
 
 
 def differing_rule(state: Mapping[str, Any], rule: Rule | None) -> str | None:

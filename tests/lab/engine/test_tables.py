@@ -71,6 +71,8 @@ def test_runs_that_have_not_ended(tmp_path):
     assert ended([tmp_path / "a", tmp_path / "b", tmp_path / "nowhere"]) == [tmp_path / "a"]
     with pytest.raises(RunError, match="holds no finished run"):
         rows([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(RunError, match=f"name the runs of one or more recipes: {tmp_path / 'a'}, {tmp_path / 'b'}"):
+        rows([tmp_path])
 
 
 def test_json_is_what_other_programs_read(tmp_path):

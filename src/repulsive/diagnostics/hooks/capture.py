@@ -155,7 +155,7 @@ def capture(
         raise HeadLayoutError(f"{hidden[0]}, or use capture(..., weights=False)")
     attention |= {layer.name: [] for layer in incomplete}
     captured = [
-        Captured(layer, *(tuple(each[layer.name]) for each in (outputs, attention)), tuple(masks[layer.name]))
+        Captured(layer, tuple(outputs[layer.name]), tuple(attention[layer.name]), tuple(masks[layer.name]))
         for layer in ran
     ]
     return Capture(captured, result, tuple(layer.name for layer in layers if not outputs[layer.name]), hidden)
