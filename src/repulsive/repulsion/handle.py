@@ -219,7 +219,7 @@ class Handle:
         if self._rule_step.acts(self.rule, settings, self.steps):
             is_counted = self._rule_step.act(self.rule, settings, self.steps, scale)
         else:
-            is_counted = self._rule_step.rest(self.steps)
+            is_counted = self._rule_step.rest(self.rule, self.steps)
         if is_counted:
             self._changes += 1
             self._pending = True
