@@ -172,3 +172,29 @@ def test_labels_do_not_mark_padding_elsewhere():
     assert samples_of(model, {"input_ids": IDS, "labels": LABELS, "decoder_input_ids": given})["decoder", "q"] == 12
     prompt = GPT2LMHeadModel(GPT2Config(vocab_size=50, n_embd=8, n_layer=1, n_head=2, n_positions=8))
     assert samples_of(prompt, {"input_ids": IDS, "labels": LABELS})["decoder", "q"] == 12
+
+
+class OwnNames(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.inner = nn.Transformer(16, 4, 1, 1, 16, dropout=0.0, batch_first=True)
+
+    def forward(self, source: Tensor, target: Tensor, real_source: Tensor, real_target: Tensor) -> Tensor:
+        masks = {"src_key_padding_mask": ~real_source, "tgt_key_padding_mask": ~real_target}
+        return self.inner(source, target, **masks, memory_key_padding_mask=~real_source)
+
+
+@pytest.mark.filterwarnings("ignore:.*nested.*")
+def test_queries_of_cross_attention_are_tokens_of_the_decoder():
+    model, batch = OwnNames(), (X, X[:, :4], VALID, VALID[:, 1:5])
+    heads = Heads(model.eval(), batch)
+    for space in ("logits", "outputs"):
+        assert [layer.tokens for layer in heads.similarity([batch], space, twins=0)] == [10, 7, 7]
+    handle = repel(model.train(), torch.optim.AdamW(model.parameters()), SVGD(space="logits"), verbose=False)
+    model(*batch).sum().backward()
+    real = {
+        (handle._logits.layers[number].where, part): int(sample.weights.sum())
+        for (number, part), sample in handle._logits.sampler.samples.items()
+    }
+    assert real["cross", "q"] == real["decoder", "q"] == 7 and real["cross", "k"] == real["encoder", "k"] == 10

@@ -31,6 +31,7 @@ class LayerMasks:
         self._layers: dict[str, Layer] = {}
         self._masks: dict[str, dict[str, Tensor]] = {}  # masks of a layer by argument name
         self._shapes: dict[str, tuple[int, ...]] = {}  # (B, T) of a layer's queries
+        self._decoder: Layer | None = None  # the self-attention of a decoder that ran last
 
     @contextmanager
     def recorded(self, layers: Iterable[Layer]) -> Iterator[None]:
@@ -38,11 +39,13 @@ class LayerMasks:
         with ExitStack() as stack:
             for layer in layers:
                 self._layers[layer.name] = layer
-                hook = partial(self._keep, layer.name)
+                hook = partial(self._keep, layer)
                 stack.callback(layer.attention.register_forward_pre_hook(hook, with_kwargs=True).remove)
             yield
 
-    def _keep(self, name: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _keep(self, layer: Layer, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = layer.name
+        self._decoder = layer if layer.where == "decoder" else self._decoder
         tokens = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor) and x.ndim == 3), None)
         shape = () if tokens is None else tokens.shape[1::-1] if is_time_first(module) else tokens.shape[:2]
         self._masks[name], self._shapes[name] = masks_in(module, args, kwargs), tuple(shape)
@@ -54,7 +57,11 @@ class LayerMasks:
             layer: one of the layers.
             shape: [B, T, ...] of the queries; None for those that the layer was called with.
         """
-        return self._valid(layer, self._shapes.get(layer.name, ()) if shape is None else shape, "q")
+        shape = self._shapes.get(layer.name, ()) if shape is None else shape
+        valid = self._valid(layer, shape, "q")
+        if valid is None and layer.where == "cross" and self._decoder is not None:
+            return self._valid(self._decoder, shape, "q")  # the queries are the tokens of the decoder
+        return valid
 
     def keys(self, layer: Layer, shape: Sequence[int]) -> Tensor | None:
         """Find the key and value tokens of a layer that are not padding, bool [B, S]."""

@@ -312,7 +312,7 @@ def _hook_layer(stack: ExitStack, recorder: _Recorder) -> None:
         stack.callback(hook.remove)
     for part, projection in recorder.result.layer.parts.items():
         if isinstance(projection.module, nn.MultiheadAttention):
-            hook_torch(stack, part, projection, recorder.real, recorder.keep)
+            hook_torch(stack, part, projection, recorder.mask_of, recorder.keep)
         else:
             _hook_projection(stack, part, projection, recorder)
 
