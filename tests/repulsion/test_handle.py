@@ -182,6 +182,11 @@ def test_a_state_of_other_groups_or_another_rule(make_model):
     own = f"{2 * heads} heads of {size // 2} numbers in the state, {heads} heads of {size} numbers here; "
     with pytest.raises(StateError, match=rf"{own}.*and {len(changed) - 3} more"):
         handle.load_state_dict({**state, "groups": changed})
+    for name, damaged in (("steps", "x"), ("steps", -1), ("seed", None), ("rule", 3), ("groups", [["a"]])):
+        with pytest.raises(StateError, match=f"damaged: {name}="):
+            handle.load_state_dict({**state, name: damaged})
+        with pytest.raises(StateError, match=f"damaged: {name}=None"):
+            handle.load_state_dict({key: value for key, value in state.items() if key != name})
     with pytest.raises(StateError, match="another order"):
         handle.load_state_dict({**state, "groups": state["groups"][::-1]})
     with pytest.warns(UserWarning, match="resuming with"):

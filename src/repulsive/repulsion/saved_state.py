@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -12,6 +12,22 @@ from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 
 FORMAT = 1  # format version of `Handle.state_dict`
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def _is_group(facts: object) -> bool:
+    return isinstance(facts, list | tuple) and len(facts) == 3 and isinstance(facts[0], str)
+
+
+_VALID: dict[str, Callable[[Any], bool]] = {
+    "steps": _is_count,
+    "seed": lambda seed: isinstance(seed, int),
+    "rule": lambda rule: isinstance(rule, str),
+    "groups": lambda groups: isinstance(groups, list | tuple) and all(map(_is_group, groups)),
+}
 
 
 def group_facts(groups: Sequence[HeadGroup]) -> list[list[Any]]:
@@ -29,6 +45,9 @@ def check_state(state: Mapping[str, Any], groups: Sequence[HeadGroup]) -> None:
         raise StateError("this is not the state of a handle; pass what handle.state_dict() returned")
     if state["format"] != FORMAT:
         raise StateError(f"state has format {state['format']!r}; this version reads format {FORMAT}")
+    for name, is_valid in _VALID.items():
+        if name not in state or not is_valid(state[name]):
+            raise StateError(f"the state is damaged: {name}={state.get(name)!r}; load an earlier checkpoint")
     saved, own = ([tuple(entry) for entry in facts] for facts in (state["groups"], group_facts(groups)))
     if saved != own:
         raise StateError(f"the state belongs to other groups of heads: {_difference(saved, own)}")

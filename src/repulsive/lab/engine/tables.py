@@ -116,9 +116,11 @@ def finished_in(folder: Path) -> dict[int, RunFolder]:
     Raises:
         RunError: there are no finished runs.
     """
-    finished = {seed: run for seed, run in runs_in(folder).items() if run.result is not None}
+    runs = runs_in(folder)
+    finished = {seed: run for seed, run in runs.items() if run.result is not None}
     if not finished:
-        raise RunError(f"{folder}: holds no finished run; {runs_below(folder)}")
+        advice = "rerun the command that trained it to resume" if runs else runs_below(folder)
+        raise RunError(f"{folder}: holds no finished run; {advice}")
     return finished
 
 
