@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError, UnsupportedWeights
-from repulsive.heads import describe, find_heads, heads_by_hand, verify_heads
+from repulsive.heads import describe, find_heads, group_stacked, heads_by_hand, verify_heads
 from tests.heads.zoo import SMALL, TimmAttention, build
 
 
@@ -273,6 +273,12 @@ def test_heads_by_hand_of_another_form(heads: object, message: str) -> None:
 
 
 def test_what_is_not_a_model_is_refused() -> None:
-    for find in (find_heads, lambda model: verify_heads(model, None), lambda model: heads_by_hand(model, {})):
+    finders: list[Callable[[str], object]] = [
+        find_heads,  # type: ignore[list-item]
+        lambda model: verify_heads(model, None),  # type: ignore[arg-type]
+        lambda model: heads_by_hand(model, {}),  # type: ignore[arg-type]
+        lambda model: group_stacked(model, "weight"),  # type: ignore[arg-type]
+    ]
+    for find in finders:
         with pytest.raises(SelectionError, match=r"instance of nn.Module, got an object of type str"):
             find("bert-base-uncased")

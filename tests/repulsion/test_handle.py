@@ -88,6 +88,22 @@ def test_schedules_by_hand():
         Linear(0.0, 1.0, 0)
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Until("5", 0.1), "steps='5'"),
+        (lambda: Until(5, "0.1"), "value='0.1'"),
+        (lambda: Constant(-1), "value=-1"),
+        (lambda: Linear(0.1, -0.1, 5), "end=-0.1"),
+        (lambda: Cosine(math.nan, 0.1, 5), "start=nan"),
+        (lambda: WarmUp(5, None), "then=None"),
+    ],
+)
+def test_schedules_refuse_values_that_would_fail_in_a_later_step(make, name):
+    with pytest.raises(RuleError, match=f"{name}.*must be a number, at least [01]"):
+        make()
+
+
 def train(model, optimizer, backward, start, stop):
     for index in range(start, stop):
         backward(model, index)

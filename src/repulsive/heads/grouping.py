@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from repulsive.errors import SelectionError, UnsupportedWeights, did_you_mean
 from repulsive.heads.layout import HeadGroup, HeadSlice, consecutive_rows
-from repulsive.heads.module_paths import clean, dotted, unwrap
+from repulsive.heads.module_paths import check_model, clean, dotted, unwrap
 from repulsive.heads.sharded_tensors import is_sharded
 
 ModuleParticle = Literal["parameter", "module"]
@@ -99,6 +99,7 @@ def group_stacked(
         >>> [(g.name, g.num_heads, g.dim) for g in group_stacked(layer, "gate")]
         [('expert.gate', 8, 20)]
     """
+    check_model(module)
     inner = unwrap(module)
     tensors = {clean(key): value for key, value in inner.named_parameters()}
     slices: dict[str, tuple[HeadSlice, ...]] = {}
