@@ -464,3 +464,9 @@ def test_arguments_of_another_type_are_refused(settings, message):
     for wrong in ({"confirm": 1.5}, {"dead": "0.1"}):
         with pytest.raises(SelectionError, match="must be a"):
             Thresholds(**wrong)
+
+
+@pytest.mark.parametrize("attempt", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_monitor_is_not_pickled_or_copied(attempt):
+    with HeadMonitor(encoder()) as monitor, pytest.raises(StateError, match=r"save monitor\.state_dict\(\)"):
+        attempt(monitor)

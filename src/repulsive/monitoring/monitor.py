@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Never, Self
 
 import torch
 from torch import Tensor, nn
@@ -305,6 +305,12 @@ class HeadMonitor:
         return write_whole(path, film(title, *film_layers(self.history)))
 
     # -- state --------------------------------------------------------------------------------------------------
+
+    def __reduce_ex__(self, protocol: object) -> Never:
+        raise StateError(
+            "a monitor cannot be pickled or copied, because its hooks belong to one model: save monitor.state_dict(), "
+            "and load it into a new HeadMonitor. Keep the monitor out of objects that are pickled or copied"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return steps, history and problems as lists and numbers, for a checkpoint; JSON can store it."""
