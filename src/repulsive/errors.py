@@ -1,5 +1,6 @@
 """Errors that users can meet. Each message says what was wrong, where, and what to do next."""
 
+import operator
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 
@@ -62,6 +63,19 @@ class RunError(RepulsiveError, RuntimeError):
 
 class DivergedError(RepulsiveError, ArithmeticError):
     """The loss, weights or activations are NaN or infinite, or the model has collapsed."""
+
+
+def check_whole(name: str, value: object, least: int = 1, error: type[RepulsiveError] = SelectionError) -> None:
+    """Raise an error unless an argument is a whole number, at least `least`; True and False are not numbers here.
+
+    Args:
+        name: name of the argument.
+        value: its value.
+        least: smallest allowed value.
+        error: type of the error.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
+        raise error(f"{name}={value!r}: must be a whole number, at least {least}")
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

@@ -8,8 +8,9 @@ before and after. The cost over a training of 10,000 steps is (seconds with the 
 steps), plus what the hooks cost after the end of the rule.
 
 All models are built and compiled side by side, and then measure one at a time (`studies.speed.models`). Writes
-OUT/first-steps-NAME.json and OUT/first-steps.md. `--profile` also writes OUT/first-steps-NAME.txt: operators and calls
-of the driver in five steps that compute a force and in five plain ones, which shows where a step waits.
+OUT/first-steps-NAME.json, after each of the four parts, and OUT/first-steps.md from the complete ones. `--profile` also
+writes OUT/first-steps-NAME.txt: operators and calls of the driver in five steps that compute a force and in five plain
+ones, which shows where a step waits.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,49 +41,60 @@ from repulsive.safety.markdown import format_table
 ACTIVE = 500  # steps in which the rule "logits" acts
 BLOCK = 50  # steps that are timed together
 WARM_UP = 5
+PARTS = ("plain before", "active", "ended", "plain after")
 
 
 def measure(name: str, arguments: argparse.Namespace, queue: Queue) -> None:
-    """Measure one model, and write OUT/first-steps-NAME.json; print a line instead if it fails."""
+    """Measure one model, and write OUT/first-steps-NAME.json after each part; print a line if it fails."""
     try:
-        facts = _measure(name, arguments, lambda: queue.wait(name))
+        facts = _measure(name, arguments, lambda: queue.wait(name), partial(save, _path(arguments.out, name)))
     except (RepulsiveError, torch.OutOfMemoryError) as error:
         print(f"{name}: {error}", flush=True)
     else:
-        save(arguments.out / f"first-steps-{name}.json", facts)
         print(json.dumps(summary(facts)), flush=True)
     finally:
         queue.arrive(name)
 
 
-def _measure(name: str, arguments: argparse.Namespace, wait: Callable[[], None]) -> dict[str, Any]:
+def _path(folder: Path, name: str) -> Path:
+    return folder / f"first-steps-{name}.json"
+
+
+def _measure(
+    name: str, arguments: argparse.Namespace, wait: Callable[[], None], keep: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
     device, compiled = arguments.device, name.endswith(COMPILED)
     preset = find_preset(name.removesuffix(COMPILED))
     batch, length = preset.size(device, arguments.batch)
     model = preset.build(device, layers=arguments.layers, length=length)
     shared = SharedModel(model, preset.inputs(model.config, batch, length, device), compiled=compiled)
 
-    def train(forward: Any, steps: int) -> list[float]:
-        """Take steps in blocks; return the seconds of a step of each block."""
+    def train(part: str, forward: Any, steps: int) -> None:
+        """Take steps in blocks, and save the seconds of a step of each block."""
         blocks = [min(BLOCK, steps - first) for first in range(0, steps, BLOCK)]
-        return [wall(lambda: _steps(shared, forward, count), shared.device) / count for count in blocks]  # noqa: B023
+        facts["seconds"][part] = [
+            wall(lambda: _steps(shared, forward, count), shared.device) / count  # noqa: B023
+            for count in blocks
+        ]
+        keep(facts)
 
     repelled = compile_apart(model) if compiled else model
     handle = repel(repelled, shared.optimizer, rule="logits", verbose=False)
+    settings = {"model": name, "batch": batch, "length": length, "steps": arguments.steps, "rule": repr(handle.rule)}
+    facts: dict[str, Any] = describe(device) | {"settings": settings, "seconds": {}}
     _steps(shared, repelled, WARM_UP)
     handle.remove()
     _steps(shared, shared.forward, WARM_UP)
     wait()
-    seconds: dict[str, list[float]] = {}
     with undisturbed():
-        seconds["plain before"] = train(shared.forward, arguments.steps // 2)
+        train("plain before", shared.forward, arguments.steps // 2)
         handle.steps = 0
         handle.attach()
-        seconds["active"] = train(repelled, arguments.steps)
+        train("active", repelled, arguments.steps)
         handle.steps = max(handle.steps, ACTIVE)
-        seconds["ended"] = train(repelled, arguments.steps // 2)
+        train("ended", repelled, arguments.steps // 2)
         handle.remove()
-        seconds["plain after"] = train(shared.forward, arguments.steps // 2)
+        train("plain after", shared.forward, arguments.steps // 2)
     if arguments.profile:
         plain = _profile(shared, shared.forward)
         handle.steps = 0
@@ -89,8 +102,7 @@ def _measure(name: str, arguments: argparse.Namespace, wait: Callable[[], None])
         repelling = _profile(shared, repelled)
         handle.remove()
         save(arguments.out / f"first-steps-{name}.txt", f"new forces\n\n{repelling}\n\nplain\n\n{plain}\n")
-    settings = {"model": name, "batch": batch, "length": length, "steps": arguments.steps, "rule": repr(handle.rule)}
-    return describe(device) | {"settings": settings, "seconds": seconds}
+    return facts
 
 
 def _steps(shared: SharedModel, forward: Any, count: int) -> None:
@@ -134,8 +146,11 @@ def summary(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_table(folder: Path) -> None:
-    """Write first-steps.md from all first-steps-*.json of a folder."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("first-steps-*.json"))]
+    """Write first-steps.md from all first-steps-*.json of a folder; files of interrupted runs are left out."""
+    stored = [json.loads(path.read_text()) for path in sorted(folder.glob("first-steps-*.json"))]
+    found = [facts for facts in stored if set(PARTS) <= set(facts["seconds"])]
+    if not found:
+        return
     rows = []
     for facts in found:
         numbers = summary(facts)
@@ -163,8 +178,7 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     measure_in_turn(measure, arguments)
-    if any(arguments.out.glob("first-steps-*.json")):
-        write_table(arguments.out)
+    write_table(arguments.out)
     print(f"{time.monotonic() - started:.0f} s", flush=True)
 
 

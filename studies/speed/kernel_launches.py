@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.layout import HeadGroup, HeadSlice, consecutive_rows
 from repulsive.particles import SPOS, rule_by_name
 from repulsive.particles.named import NOISE_IN_GRADIENT
 from repulsive.repulsion.backends.fused import FusedUpdate
@@ -54,7 +54,7 @@ class Shape:
         counts = (self.heads, self.kv_heads, self.kv_heads)
         module = _module((self.width, sum(counts) * self.dim), device, source) if self.packed else None
         for part, heads in zip("qkv", counts, strict=True):
-            rows = torch.arange(heads * self.dim).view(heads, self.dim)
+            rows = consecutive_rows(heads, self.dim)
             if module is not None:
                 own = HeadSlice(module, "weight", "weight", features + rows, axis=1)
             else:

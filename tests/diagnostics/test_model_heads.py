@@ -300,6 +300,12 @@ def test_additive_attention_gives_outputs_without_a_projection():
         (lambda h: h.similarity([tokens()], "logit"), "did you mean 'logits'"),
         (lambda h: h.similarity(tokens()), "got one mapping; write similarity\\(\\[inputs\\]\\)"),
         (lambda h: h.similarity(tokens()["input_ids"]), "got one tensor; write similarity"),
+        (lambda h: h.similarity(None), "expected a list of batches, got NoneType"),
+        (lambda h: h.similarity([]), "the list is empty"),
+        (lambda h: h.similarity([tokens()], twins=-1), "twins=-1: must be a whole number, at least 0"),
+        (lambda h: h[0, "x"], "has no head 'x'"),
+        (lambda h: h.ablated([(0, 1.0)]).__enter__(), "has no head 1.0"),
+        (lambda h: h.ablated(3).__enter__(), "3: expected a list of"),
     ],
 )
 def test_mistakes_are_named(call, message):

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from repulsive.errors import HeadLayoutError, NoHeadsFound, UnsupportedWeights
-from repulsive.heads import describe, find_heads, heads_by_hand, verify_heads
+from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError, UnsupportedWeights
+from repulsive.heads import describe, find_heads, group_stacked, heads_by_hand, verify_heads
 from tests.heads.zoo import SMALL, TimmAttention, build
 
 
@@ -230,3 +230,55 @@ def test_attention_in_a_wrapper_is_found_once(by: str, kind: bool) -> None:
         wrapped = torch.compile(block.attn, backend="eager") if by == "compile" else checkpoint_wrapper(block.attn)
         block.attn = wrapped
     assert [(g.name, g.slices[0].rows.tolist()) for g in find_heads(model)] == plain
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x)[0]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("how", ["script", "trace"])
+def test_torchscript_is_refused_with_a_remedy(how: str) -> None:
+    model, x = Small(), torch.randn(2, 3, 8)
+    scripted = torch.jit.script(model) if how == "script" else torch.jit.trace(model, x, check_trace=False)
+    finders: list[Callable[[], object]] = [
+        lambda: find_heads(scripted),
+        lambda: find_heads(scripted, x),
+        lambda: verify_heads(scripted, x),
+        lambda: heads_by_hand(scripted, {"attention": ("qkv head dim", 2)}),
+    ]
+    for find in finders:
+        with pytest.raises(NoHeadsFound, match=r"Small is a TorchScript model.*pass the Python model"):
+            find()
+    assert all(a is b for a, b in zip(model.parameters(), scripted.parameters(), strict=True))  # as the message says
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        (None, "expected names of projections"),
+        ({3: ("q", 2)}, "expected names of projections"),
+        ({"attention.out_proj": ("q", "2")}, "number of heads='2': must be a whole number"),
+        ({"attention.out_proj": ("q", 0)}, "number of heads=0: must be a whole number, at least 1"),
+    ],
+)
+def test_heads_by_hand_of_another_form(heads: object, message: str) -> None:
+    with pytest.raises(HeadLayoutError, match=message):
+        heads_by_hand(Small(), heads)  # type: ignore[arg-type]
+
+
+def test_what_is_not_a_model_is_refused() -> None:
+    finders: list[Callable[[str], object]] = [
+        find_heads,  # type: ignore[list-item]
+        lambda model: verify_heads(model, None),  # type: ignore[arg-type]
+        lambda model: heads_by_hand(model, {}),  # type: ignore[arg-type]
+        lambda model: group_stacked(model, "weight"),  # type: ignore[arg-type]
+    ]
+    for find in finders:
+        with pytest.raises(SelectionError, match=r"instance of nn.Module, got an object of type str"):
+            find("bert-base-uncased")

@@ -215,7 +215,7 @@ def test_a_pass_that_fails_leaves_nothing_behind():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", ["given", "after", "in place", "regions"])
+@pytest.mark.parametrize("way", ["given", "after", "in place", "regions", "forward", "inner"])
 def test_compiled_models(way):
     torch._dynamo.reset()
     model = encoder() if way == "regions" else bert()
@@ -224,6 +224,10 @@ def test_compiled_models(way):
         forward = torch.compile(model, backend="eager")
     elif way == "in place":
         model.compile(backend="eager")
+    elif way == "forward":
+        model.forward = torch.compile(model.forward, backend="eager")
+    elif way == "inner":
+        model.bert = torch.compile(model.bert, backend="eager")
     elif way == "regions":
         for layer in model.layers:
             layer.compile(backend="eager")
@@ -442,3 +446,27 @@ def test_only_rank_0_measures(monkeypatch):
     loss_of(model, 0)
     monitor.step()
     assert steps(monitor) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every": 1.5}, "every=1.5: must be a whole number"),
+        ({"items": "a"}, "items='a': must be a whole number"),
+        ({"thresholds": {"dead": 0.1}}, r"expected Thresholds\(...\)"),  # would stop the training at a measurement
+    ],
+)
+def test_arguments_of_another_type_are_refused(settings, message):
+    with pytest.raises(SelectionError, match=message):
+        HeadMonitor(encoder(), **settings)
+    with pytest.raises(SelectionError, match=r"instance of nn.Module"):
+        HeadMonitor(None, probe=torch.ones(1))
+    for wrong in ({"confirm": 1.5}, {"dead": "0.1"}):
+        with pytest.raises(SelectionError, match="must be a"):
+            Thresholds(**wrong)
+
+
+@pytest.mark.parametrize("attempt", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_monitor_is_not_pickled_or_copied(attempt):
+    with HeadMonitor(encoder()) as monitor, pytest.raises(StateError, match=r"save monitor\.state_dict\(\)"):
+        attempt(monitor)

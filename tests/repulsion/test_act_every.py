@@ -366,3 +366,29 @@ def test_stepsize_heads_keeps_gradients_with_any_number_of_heads():
         grad = torch.randn(heads, 5, dtype=torch.float64)
         theta = nn.functional.normalize(torch.randn(heads, 5, dtype=torch.float64), dim=-1)
         assert torch.equal(SVGD("heads", alpha=0.0, smoothing=0).gradient(theta, grad), grad)
+
+
+@pytest.mark.parametrize("rule", ["recommended", SVGD("heads", Until(1, 0.01), smoothing=0)])
+def test_heads_that_lose_their_gradients_between_two_acting_steps_are_reported_once(rule, make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    handle = repel(model, optimizer, rule, verbose=False)
+    backward(model)
+    optimizer.step()
+    for group in handle.groups:
+        for parameter in group.parameters():
+            parameter.requires_grad_(False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for index in range(3):
+            optimizer.zero_grad()
+            backward(model, index)
+            optimizer.step()
+    assert handle.steps == 1
+    if rule == "recommended":
+        assert [str(one.message).split(",")[0] for one in caught] == [
+            "no selected head had a gradient in this optimizer step"
+        ]
+        assert caught[0].filename == __file__  # the line that calls step()
+    else:
+        assert not caught  # the rule has ended: nothing is missing

@@ -5,7 +5,17 @@ import typing
 import pytest
 import torch
 
-from repulsive import SPOS, SVGD, CosineLadder, RuleError, SelectionError, UnknownSetting, find_heads, repel
+from repulsive import (
+    SPOS,
+    SVGD,
+    CosineLadder,
+    OptimizerError,
+    RuleError,
+    SelectionError,
+    UnknownSetting,
+    find_heads,
+    repel,
+)
 from repulsive.integrations.deferred import Deferred
 from repulsive.lab.engine.methods import make_rule
 from repulsive.lab.engine.recipe import Method
@@ -192,3 +202,35 @@ def test_groups_of_another_kind_are_refused(make, message, make_model):
     with pytest.raises(SelectionError, match=f"groups: expected a list of groups from find_heads, .*{message}"):
         repel(model, adam(model), groups=make(find_heads(model), model), verbose=False)
     assert repel(model, adam(model), groups=iter(find_heads(model)), verbose=False).attached
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"match": 3}, SelectionError, "match=3: expected a pattern"),
+        ({"match": ["*", 2]}, SelectionError, "expected a pattern or a list of patterns"),
+        ({"max_norm": "1"}, RuleError, "max_norm='1': must be a positive number"),
+        ({"max_norm": True}, RuleError, "max_norm=True: must be a positive number"),
+        ({"measure_every": True}, RuleError, "measure_every=True: must be a whole number"),
+        ({"allow_unproved": "no"}, RuleError, "allow_unproved='no': must be True or False"),
+        ({"verbose": "no"}, RuleError, "verbose='no': must be True, False or None"),
+        ({"alpah": 1}, UnknownSetting, r"did you mean rule=SVGD\(alpha=...\)\?"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_values_of_another_type_are_refused(options, error, text, make_model):
+    model = make_model()
+    with pytest.raises(error, match=text):
+        repel(model, adam(model), **{"verbose": False, **options})
+
+
+def test_the_class_of_an_optimizer_is_refused(make_model):
+    with pytest.raises(OptimizerError, match=r"got the class Adam; write Adam\(model.parameters\(\)\)"):
+        repel(make_model(), torch.optim.Adam)
+
+
+def test_an_error_of_the_model_says_that_it_ran_on_the_example(make_model):
+    model = make_model()
+    with pytest.raises(Exception) as raised:  # noqa: PT011, raised by the model
+        repel(model, adam(model), example_inputs="text")
+    assert "while it ran on example_inputs" in raised.value.__notes__[0]

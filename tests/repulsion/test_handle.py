@@ -1,7 +1,11 @@
 """Measurements, state and schedules of a handle."""
 
+import copy
+import io
 import json
 import math
+import pickle
+import re
 
 import pytest
 import torch
@@ -82,6 +86,22 @@ def test_schedules_by_hand():
     assert [WarmUp(2, Linear(1.0, 0.0, 2))(n) for n in (0, 1, 2, 3, 4)] == [0.0, 0.5, 1.0, 0.5, 0.0]
     with pytest.raises(RuleError, match="steps"):
         Linear(0.0, 1.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Until("5", 0.1), "steps='5'"),
+        (lambda: Until(5, "0.1"), "value='0.1'"),
+        (lambda: Constant(-1), "value=-1"),
+        (lambda: Linear(0.1, -0.1, 5), "end=-0.1"),
+        (lambda: Cosine(math.nan, 0.1, 5), "start=nan"),
+        (lambda: WarmUp(5, None), "then=None"),
+    ],
+)
+def test_schedules_refuse_values_that_would_fail_in_a_later_step(make, name):
+    with pytest.raises(RuleError, match=f"{name}.*must be a number, at least [01]"):
+        make()
 
 
 def train(model, optimizer, backward, start, stop):
@@ -170,7 +190,33 @@ def test_a_state_of_other_groups_or_another_rule(make_model):
     for other in ({}, handle.optimizer.state_dict(), None):
         with pytest.raises(StateError, match=r"not the state of a handle; pass what handle\.state_dict\(\) returned"):
             handle.load_state_dict(other)
-    with pytest.raises(StateError, match="differ in"):
+    name, heads, size = state["groups"][-1]
+    missing = f"{name}: none in the state, {heads} heads of {size} numbers here"
+    with pytest.raises(StateError, match=re.escape(missing)):
         handle.load_state_dict({**state, "groups": state["groups"][:-1]})
+    changed = [[name, 2 * heads, size // 2] for name, heads, size in state["groups"]]
+    own = f"{2 * heads} heads of {size // 2} numbers in the state, {heads} heads of {size} numbers here; "
+    with pytest.raises(StateError, match=rf"{own}.*and {len(changed) - 3} more"):
+        handle.load_state_dict({**state, "groups": changed})
+    for name, damaged in (("steps", "x"), ("steps", -1), ("seed", None), ("rule", 3), ("groups", [["a"]])):
+        with pytest.raises(StateError, match=f"damaged: {name}="):
+            handle.load_state_dict({**state, name: damaged})
+        with pytest.raises(StateError, match=f"damaged: {name}=None"):
+            handle.load_state_dict({key: value for key, value in state.items() if key != name})
+    with pytest.raises(StateError, match="another order"):
+        handle.load_state_dict({**state, "groups": state["groups"][::-1]})
     with pytest.warns(UserWarning, match="resuming with"):
         handle.load_state_dict({**state, "rule": "SVGD(stepsize=7)"})
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [pickle.dumps, copy.copy, copy.deepcopy, lambda handle: torch.save(handle, io.BytesIO())],
+    ids=["pickle", "copy", "deepcopy", "torch.save"],
+)
+def test_a_handle_is_not_pickled_or_copied(attempt, make_model):
+    model = make_model()
+    handle = repel(model, torch.optim.AdamW(model.parameters()), verbose=False)
+    with pytest.raises(StateError, match=r"save handle\.state_dict\(\)"):
+        attempt(handle)
+    assert handle.attached

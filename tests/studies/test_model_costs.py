@@ -1,11 +1,14 @@
 """Cost in transformers models: processes measure one at a time, and the table agrees with the files."""
 
+import argparse
 import json
 import multiprocessing
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.scripts import study
 
@@ -70,6 +73,37 @@ def test_the_first_steps_count_once_in_a_training():
     assert numbers["active / plain"] == pytest.approx(1.3)
     assert numbers["training / plain, free after the end"] == pytest.approx(1 + 0.3 * 500 / 10_000)
     assert numbers["training / plain"] == pytest.approx((500 * 1.3 + 9_500 * 1.02) / 10_000)
+
+
+def test_the_parts_of_an_interrupted_run_are_kept(tmp_path, monkeypatch):
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    with study("studies.speed.first_steps") as first:
+        preset = SimpleNamespace(
+            size=lambda device, batch: (1, 4),
+            build=lambda device, layers, length: GPT2LMHeadModel(
+                GPT2Config(vocab_size=9, n_embd=8, n_layer=1, n_head=2, n_positions=length)
+            ),
+            inputs=lambda config, batch, length, device: dict.fromkeys(
+                ("input_ids", "labels"), torch.arange(length).expand(batch, -1)
+            ),
+        )
+        monkeypatch.setattr(first, "find_preset", lambda name: preset)
+        arguments = argparse.Namespace(device="cpu", batch=1, layers=1, steps=2, profile=False, out=tmp_path)
+        kept = []
+
+        def keep(facts):
+            first.save(tmp_path / "first-steps-gpt2.json", facts)
+            kept.append(list(facts["seconds"]))
+            if len(kept) == 2:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            first._measure("gpt2", arguments, lambda: None, keep)
+        assert kept == [["plain before"], ["plain before", "active"]]
+        first.write_table(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["first-steps-gpt2.json"]  # no table of half a run
+    assert list(json.loads((tmp_path / "first-steps-gpt2.json").read_text())["seconds"]) == kept[-1]
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ def rank_heads(
     Returns:
         [layers, heads]: 0 for the least important head of a layer, 1 for the next, and so on.
     """
-    loss = label_free_loss(torch.Generator().manual_seed(seed))
+    loss = label_free_loss(torch.Generator().manual_seed(seed), heads.layers)
     scores = first_order_importance(heads.model, loss, batches, normalise=False, layers=heads.layers)
 
     def ablate_exactly(at_cut: Sequence[Head]) -> dict[Head, float]:

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers, replaced_head_outputs
-from repulsive.diagnostics.hooks.calling import evaluating, real_queries
+from repulsive.diagnostics.hooks.calling import evaluating, token_masks
 from repulsive.diagnostics.hooks.capture import check_hooks_ran
+from repulsive.diagnostics.hooks.layer_masks import LayerMasks
 from repulsive.errors import SelectionError
-from repulsive.heads.module_paths import is_encoder_decoder
 from repulsive.particles.gram import compute_dtype
 
 Loss = Callable[[nn.Module, Any], Tensor]  # model, batch -> scalar
@@ -32,7 +32,8 @@ def first_order_importance(
 ) -> Tensor:
     r"""Compute first-order importance $I_h = E\,|o_h^\top \partial L / \partial o_h|$, a mean over tokens.
 
-    Padding does not count if a batch is a mapping that contains its mask, such as `attention_mask`.
+    Padding does not count if a batch is a mapping that contains its mask, such as `attention_mask`, or if the attention
+    layers are called with a mask.
 
     Runs one forward and one backward pass per batch. Parameter gradients are not computed, and `.grad` does not change.
 
@@ -78,29 +79,34 @@ def _products(
 ) -> list[tuple[AttentionLayer, Tensor]]:
     """Compute |o . dL/do| for every run of every layer, float64 [tokens, M], without padding."""
     outputs: list[tuple[AttentionLayer, Tensor]] = []
+    of_layers, seen = LayerMasks(), []
 
     def keep(layer: AttentionLayer, heads: Tensor) -> Tensor:
         heads = heads if heads.requires_grad else heads.detach().requires_grad_()  # parameters may be frozen
         outputs.append((layer, heads))
+        seen.append(of_layers.queries(layer, heads.shape))
         return heads
 
     with (
         torch.inference_mode(False),
         torch.enable_grad(),
         evaluating(model),
+        of_layers.recorded(layers),
         replaced_head_outputs(layers, keep),
     ):
         value = loss(model, batch)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise SelectionError("loss must return a tensor with one element, such as a mean over items")
         gradients = torch.autograd.grad(value, [heads for _, heads in outputs], allow_unused=True) if outputs else ()
-    products, has_source = [], is_encoder_decoder(model)
-    for (layer, heads), gradient in zip(outputs, gradients, strict=True):
+    products = []
+    real_queries, _ = token_masks(model, positional=False)  # the batch is for `loss`: it may be anything
+    for (layer, heads), gradient, mask in zip(outputs, gradients, seen, strict=True):
         if gradient is not None:
             wide = compute_dtype(heads)
             product = (heads.detach().to(wide) * gradient.to(wide)).sum(-1).abs()  # [B, T, M]
-            real = real_queries(batch, layer.where, has_source=has_source)  # `batch` is for `loss`: it may be anything
-            if real is None or real.shape != product.shape[:2]:
+            real = real_queries(batch, layer.where)
+            real = mask if real is None or real.shape != product.shape[:2] else real
+            if real is None:
                 real = torch.ones(product.shape[:2], dtype=torch.bool, device="cpu")
             products.append((layer, product[real.to(product.device)].cpu().double()))
     return products

@@ -128,14 +128,14 @@ def inspect_heads(
     measured = measure_batches(model, batches, layers, shown=shown)
     kinds, kinds_notes = _kinds(model, batches[0], layers, separators, twins, seed)
     notes = [*notes, *measured.notes, *circuits.notes, *kinds_notes]
-    loss = label_free_loss(torch.Generator().manual_seed(seed))
+    loss = label_free_loss(torch.Generator().manual_seed(seed), layers)
     importance = first_order_importance(model, loss, batches, layers=layers)
     exact, metric, pruned = None, "", None
     if ablation:
         result = ablate_output(model, batches, layers=layers, progress=progress)
         exact, metric = result.as_ablation(layers), result.metric
         with evaluating(model):
-            change = OutputChange(model, batches)
+            change = OutputChange(model, batches, layers)
         pruned = pruning_curve(model, change, importance, layers=layers)
     return Inspection(
         groups,

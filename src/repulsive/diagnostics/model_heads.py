@@ -24,7 +24,7 @@ from repulsive.diagnostics.importance import Loss, first_order_importance
 from repulsive.diagnostics.redundancy import ablate, head_masks, heads_of
 from repulsive.diagnostics.similarity_table import SimilarityTable
 from repulsive.diagnostics.untrained_baseline import SPACES, TWINS, Space, against_chance
-from repulsive.errors import SelectionError, did_you_mean
+from repulsive.errors import SelectionError, check_whole, did_you_mean
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.describe import count_of
 
@@ -136,6 +136,8 @@ class Heads:
         Raises:
             SelectionError: there is no such head, mode or source, or the patched inputs have another shape.
         """
+        if not isinstance(heads, Iterable):
+            raise SelectionError(f"{heads!r}: expected a list of (layer, head) pairs, such as [(0, 1)]")
         chosen = list(heads)
         if mode not in MODES:
             raise SelectionError(f"mode={mode!r}: {did_you_mean(mode, MODES)}choose 'zero', 'mean' or 'patch'")
@@ -203,9 +205,13 @@ class Heads:
             with its confidence interval. `verdicts` has the verdict of each layer against untrained twins,
             `permuted_verdicts` that against heads of different layers; printed, it is a table.
         """
-        if isinstance(batches, Tensor | Mapping):
-            kind = "one tensor" if isinstance(batches, Tensor) else "one mapping"
+        if not isinstance(batches, Sequence) or isinstance(batches, str):
+            kinds = {Tensor: "one tensor", Mapping: "one mapping"}
+            kind = next((name for one, name in kinds.items() if isinstance(batches, one)), type(batches).__name__)
             raise SelectionError(f"batches: expected a list of batches, got {kind}; write similarity([inputs])")
+        if not batches:
+            raise SelectionError("batches: the list is empty; pass at least one batch")
+        check_whole("twins", twins, least=0)
         if space not in SPACES:
             raise SelectionError(f"space={space!r}: {did_you_mean(space, SPACES)}choose one of {', '.join(SPACES)}")
         result = against_chance(

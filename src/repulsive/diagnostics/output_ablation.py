@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.hooks.capture import check_hooks_ran
+from repulsive.diagnostics.hooks.layer_masks import LayerMasks
 from repulsive.diagnostics.output_change import Output, output_change, read_output, real_tokens
 from repulsive.diagnostics.prefix_reuse import RecordedPass, record_pass, reused_prefix
 from repulsive.diagnostics.redundancy import Ablation, Head, ablate, heads_of
@@ -81,15 +83,18 @@ def ablate_output(
     columns, metric = [], ""
     with evaluating(model):
         for number, batch in enumerate(batches):
-            recorded = record_pass(model, batch, layers)
+            of_layers = LayerMasks()
+            with of_layers.recorded(layers):
+                recorded = record_pass(model, batch, layers)
             check_hooks_ran(layers, set(recorded.results))
             before = read_output(recorded.output)
+            change = partial(_change, model, batch, before, real_tokens(model, batch, before, of_layers), layers)
             metric = metric or before.metric
             if reuse and not number:
-                reuse = _agrees(model, batch, before, recorded, layers, heads)
+                reuse = _agrees(change, recorded, layers, heads)
             changes = []
             for done, head in enumerate(heads, 1):
-                changes.append(_change(model, batch, before, head, layers, recorded if reuse else None))
+                changes.append(change(head, recorded if reuse else None))
                 if progress is not None:
                     progress((number * len(heads) + done) // len(batches), len(heads))
             if reuse and not recorded.is_unchanged():  # the model wrote into a recorded result
@@ -102,8 +107,9 @@ def _change(
     model: nn.Module,
     batch: Any,
     before: Output,
-    head: Head,
+    real: Tensor | None,
     layers: Sequence[AttentionLayer],
+    head: Head,
     recorded: RecordedPass | None,
 ) -> Tensor:
     """Compute the change of each item's output without one head, float64 [B]; 0 if its layer does not run."""
@@ -115,13 +121,11 @@ def _change(
         else:
             with reused_prefix(recorded, layers[head[0]]):
                 after = read_output(call(model, batch))
-    return output_change(before, after, real_tokens(model, batch)).cpu()
+    return output_change(before, after, real).cpu()
 
 
 def _agrees(
-    model: nn.Module,
-    batch: Any,
-    before: Output,
+    change: Callable[[Head, RecordedPass | None], Tensor],
     recorded: RecordedPass,
     layers: Sequence[AttentionLayer],
     heads: Sequence[Head],
@@ -132,8 +136,8 @@ def _agrees(
         return True
     deepest = max(ran, key=lambda head: list(recorded.results).index(layers[head[0]].name))
     try:
-        fast = _change(model, batch, before, deepest, layers, recorded)
+        fast = change(deepest, recorded)
     except Exception:  # third-party code may need what the skipped modules do besides returning a result
         return False
-    complete = _change(model, batch, before, deepest, layers, None)
+    complete = change(deepest, None)
     return recorded.is_unchanged() and torch.allclose(fast, complete, rtol=_TOLERANCE, atol=1e-12)

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer
 from repulsive.diagnostics.hooks.calling import call, token_masks
+from repulsive.diagnostics.hooks.layer_masks import LayerMasks
 from repulsive.errors import DataError
 
 _BLOCK = {"cpu": 1 << 18}  # largest number of logits that are compared at once, to stay in the cache
@@ -88,15 +90,18 @@ def output_change(before: Output, after: Output, real: Tensor | None = None) -> 
     return (moved / size).sqrt().masked_fill(moved == 0, 0)  # zeros that stay zeros: 0, not 0 / 0
 
 
-def label_free_loss(generator: torch.Generator) -> Any:
+def label_free_loss(generator: torch.Generator, layers: Sequence[AttentionLayer] = ()) -> Any:
     """Make a loss for `first_order_importance` that needs no labels.
 
     Args:
         generator: CPU generator that draws labels from the model's distribution, or signs.
+        layers: attention layers, whose masks show the padding of batches without a mask; see `real_tokens`.
     """
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
-        output = read_output(call(model, batch))
+        of_layers = LayerMasks()
+        with of_layers.recorded(layers):
+            output = read_output(call(model, batch))
         if output.kind == "states":
             signs = (
                 torch.randint(0, 2, output.values.shape, generator=generator, device="cpu").to(output.values) * 2 - 1
@@ -105,7 +110,7 @@ def label_free_loss(generator: torch.Generator) -> Any:
         log_p = output.values.float().log_softmax(-1).flatten(0, -2)  # [N, C]
         drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)  # [N, 1]
         picked = log_p.gather(-1, drawn).squeeze(-1)  # [N]
-        real = real_tokens(model, batch)
+        real = real_tokens(model, batch, output, of_layers)
         if real is not None and real.numel() == picked.numel():
             picked = picked[real.flatten()]
         return -picked.sum() / len(output.values)
@@ -113,10 +118,19 @@ def label_free_loss(generator: torch.Generator) -> Any:
     return loss
 
 
-def real_tokens(model: nn.Module, batch: Any) -> Tensor | None:
-    """Return a mask of output tokens that are not padding, bool [B, T]; of the decoder's tokens if there are any."""
+def real_tokens(model: nn.Module, batch: Any, output: Output, of_layers: LayerMasks) -> Tensor | None:
+    """Return a mask of output tokens that are not padding, bool [B, T]; of the decoder's tokens if there are any.
+
+    Args:
+        model: the model.
+        batch: its inputs.
+        output: its output for these inputs.
+        of_layers: the masks of attention layers in that pass, for batches without a mask.
+    """
     queries, _ = token_masks(model)
-    return queries(batch, "decoder")
+    real = queries(batch, "decoder")
+    shape = output.by_token().shape
+    return real if real is not None and real.shape == shape[:2] else of_layers.output(shape)
 
 
 class OutputChange:
@@ -125,17 +139,24 @@ class OutputChange:
     Args:
         model: the complete model; its outputs are stored.
         batches: inputs, each with items in its first dimension.
+        layers: attention layers, whose masks show the padding of batches without a mask; see `real_tokens`.
     """
 
     @torch.no_grad()
-    def __init__(self, model: nn.Module, batches: Sequence[Any]) -> None:
+    def __init__(self, model: nn.Module, batches: Sequence[Any], layers: Sequence[AttentionLayer] = ()) -> None:
         self._batches = batches
-        self._before = [read_output(call(model, batch)) for batch in batches]
+        self._before: list[Output] = []
+        self._real: list[Tensor | None] = []
+        for batch in batches:
+            of_layers = LayerMasks()
+            with of_layers.recorded(layers):
+                self._before.append(read_output(call(model, batch)))
+            self._real.append(real_tokens(model, batch, self._before[-1], of_layers))
 
     def __call__(self, model: nn.Module) -> Tensor:
         changes = [
-            output_change(before, read_output(call(model, batch)), real_tokens(model, batch))
-            for before, batch in zip(self._before, self._batches, strict=True)
+            output_change(before, read_output(call(model, batch)), real)
+            for before, batch, real in zip(self._before, self._batches, self._real, strict=True)
         ]
         return torch.cat(changes)  # [N]
 

@@ -21,6 +21,7 @@ from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_change import read_output
 from repulsive.diagnostics.smaller_config import ADVICE, config_with_heads, smaller_config
 from repulsive.errors import HeadLayoutError
+from repulsive.heads.layout import consecutive_rows
 from repulsive.heads.table.match import is_conv1d
 
 __all__ = ["Selection", "check_portable", "prove_equal", "prune_portably", "select_heads"]
@@ -161,7 +162,7 @@ def _remaining_weights(heads: Heads, selection: Selection, device: torch.device 
             bias = name.removesuffix("weight") + "bias"
             if bias in state:
                 state[bias] = state[bias].index_select(0, index.to(state[bias].device))
-        columns = torch.arange(layer.num_heads * layer.head_dim, device="cpu").view(layer.num_heads, -1)
+        columns = consecutive_rows(layer.num_heads, layer.head_dim)
         name = f"{layer.projection}.weight"
         if name not in state:
             raise HeadLayoutError(f"{layer.name}: the weight of its output projection is not stored as {name}")

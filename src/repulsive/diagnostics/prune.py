@@ -26,6 +26,7 @@ from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_at
 from repulsive.diagnostics.redundancy import heads_of
 from repulsive.errors import CheckpointError, HeadLayoutError, NoHeadsFound, SelectionError
 from repulsive.heads import HeadGroup, find_heads
+from repulsive.heads.layout import consecutive_rows
 from repulsive.heads.module_paths import module_of, unwrap
 from repulsive.heads.table.match import is_conv1d
 from repulsive.safety.permissions import ordinary_permissions
@@ -242,7 +243,7 @@ def _prune_layer(
         if isinstance(getattr(s.module, "bias", None), Tensor):
             _select(s.module, "bias", 0, rows)
     if layer.kind == "projection":
-        columns = torch.arange(layer.num_heads * layer.head_dim, device="cpu").view(layer.num_heads, -1)[keep].flatten()
+        columns = consecutive_rows(layer.num_heads, layer.head_dim)[keep].flatten()
         _select(layer.module, "weight", 0 if is_conv1d(layer.module) else 1, columns)
     else:
         encoder: Any = model.encoder
@@ -251,7 +252,7 @@ def _prune_layer(
             owner, _, attribute = path.rpartition(".")
             module = model.get_submodule(owner)
             size = getattr(module, attribute).shape[axis]
-            blocks = torch.arange(size, device="cpu").view(layer.num_heads, -1)[keep].flatten()
+            blocks = consecutive_rows(layer.num_heads, size // layer.num_heads)[keep].flatten()
             _select(module, attribute, axis, blocks)
     counts = {"heads": len(keep), "features": len(keep) * layer.head_dim}
     counts |= {"kv heads": len(keep_kv), "queries per kv head": len(keep) // len(keep_kv)}

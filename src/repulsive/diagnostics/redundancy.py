@@ -238,7 +238,7 @@ def head_masks(layers: Sequence[AttentionLayer], heads: Iterable[tuple[int | str
             listed = ", ".join(f"{i} {name}" for i, name in enumerate(names[:8]))
             raise SelectionError(f"no layer {layer!r}; the {len(names)} attention layers are {listed}")
         chosen = layers[row]
-        if not 0 <= head < chosen.num_heads:
-            raise SelectionError(f"{chosen.name} has no head {head}; its heads are 0 to {chosen.num_heads - 1}")
+        if not hasattr(head, "__index__") or not 0 <= head < chosen.num_heads:
+            raise SelectionError(f"{chosen.name} has no head {head!r}; its heads are 0 to {chosen.num_heads - 1}")
         masks.setdefault(chosen.name, torch.zeros(chosen.num_heads, dtype=torch.bool, device="cpu"))[head] = True
     return masks

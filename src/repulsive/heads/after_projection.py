@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from math import prod
 
-import torch
 from torch import Tensor, nn
 
 from repulsive.errors import HeadLayoutError
-from repulsive.heads.layout import HeadGroup, HeadSlice
+from repulsive.heads.layout import HeadGroup, HeadSlice, consecutive_rows
 from repulsive.heads.module_paths import module_of
 
 # DeBERTa and LayoutLMv2 have q_bias and v_bias. With relative positions, pos_bias_u (Wav2Vec2-Conformer), bias_u
@@ -47,11 +46,9 @@ def added_bias(attention: nn.Module, group: HeadGroup) -> HeadSlice | None:
             continue
         path = f"{module_of(group)}.{name}".lstrip(".")
         if bias.shape == shape:
-            return HeadSlice(attention, name, path, torch.arange(shape[0], device="cpu").view(-1, 1))
+            return HeadSlice(attention, name, path, consecutive_rows(shape[0]))
         if bias.ndim and bias.shape[-1] == bias.numel() == prod(shape):
-            return HeadSlice(
-                attention, name, path, torch.arange(prod(shape), device="cpu").view(shape), axis=bias.ndim - 1
-            )
+            return HeadSlice(attention, name, path, consecutive_rows(*shape), axis=bias.ndim - 1)
         raise HeadLayoutError(
             f"{path}: expected a bias with {prod(shape)} numbers for {shape[0]} heads, got shape {list(bias.shape)}; "
             "exclude the layer with match=..."
@@ -70,7 +67,7 @@ def own_bias(part: HeadSlice) -> HeadSlice | None:
         values = part.module._parameters.get(name) if name != part.attribute else None
         if values is not None and tuple(values.shape) == (part.num_heads, part.width):
             path = ".".join([*part.parameter_name.split(".")[:-1], name])
-            return HeadSlice(part.module, name, path, torch.arange(part.num_heads, device="cpu").view(-1, 1))
+            return HeadSlice(part.module, name, path, consecutive_rows(part.num_heads))
     return None
 
 

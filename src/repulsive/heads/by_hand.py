@@ -6,11 +6,21 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from repulsive.errors import HeadLayoutError, NoHeadsFound, did_you_mean
+from repulsive.errors import HeadLayoutError, NoHeadsFound, check_whole, did_you_mean
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.module_paths import clean, dotted, module_of, number_layers, stack_of, unwrap, where_of
+from repulsive.heads.module_paths import (
+    check_model,
+    clean,
+    dotted,
+    module_of,
+    number_layers,
+    stack_of,
+    unwrap,
+    where_of,
+)
 from repulsive.heads.table.match import follow, weights_of
 from repulsive.heads.table.parse_layout import rows_of
+from repulsive.heads.torchscript import refuse_torchscript
 
 ByHand = tuple[str, int] | tuple[str, int, int] | tuple[str, Tensor]
 
@@ -32,7 +42,7 @@ def heads_by_hand(model: nn.Module, heads: Mapping[str, ByHand]) -> list[HeadGro
 
     Raises:
         HeadLayoutError: no projection has that name, or it does not divide into that many heads.
-        NoHeadsFound: `heads` is empty or names no part.
+        NoHeadsFound: `heads` is empty or names no part, or the model is a TorchScript module.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 6))
@@ -42,7 +52,11 @@ def heads_by_hand(model: nn.Module, heads: Mapping[str, ByHand]) -> list[HeadGro
         >>> [g.slices[0].rows.tolist() for g in packed]
         [[[0], [1], [2], [3]], [[4]], [[5]]]
     """
+    check_model(model)
+    if not isinstance(heads, Mapping) or not all(isinstance(path, str) for path in heads):
+        raise HeadLayoutError('heads: expected names of projections and their heads, such as {"layer.wq": ("q", 8)}')
     inner = unwrap(model)
+    refuse_torchscript(inner)
     groups: list[HeadGroup] = []
     for path, entry in heads.items():
         if follow(inner, path) is None:
@@ -80,6 +94,7 @@ def _rows(path: str, entry: ByHand, features: int) -> tuple[dict[str, Tensor], t
     if isinstance(heads, Tensor):
         return {layout: heads}, None
     kv_heads = kv[0] if kv else heads
+    check_whole(f"{path!r}: number of heads", heads, error=HeadLayoutError)
     if not isinstance(kv_heads, int) or kv_heads < 1 or heads % kv_heads:
         raise HeadLayoutError(f"{path!r}: {heads} query heads cannot share {kv_heads} key-value heads evenly")
     serves = tuple(head * kv_heads // heads for head in range(heads)) if kv_heads < heads else None

@@ -12,11 +12,12 @@ from torch import nn
 from repulsive.errors import NoHeadsFound, SelectionError
 from repulsive.heads.flat_weights import refuse_flat_weights
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.module_paths import clean, module_of, unwrap
+from repulsive.heads.module_paths import check_model, clean, module_of, unwrap
 from repulsive.heads.select import LayersName, Particle, Where, select
 from repulsive.heads.table.known_families import known_families
 from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.table.match import kinds_of
+from repulsive.heads.torchscript import refuse_torchscript
 from repulsive.heads.trace.infer import Completed, complete
 from repulsive.heads.trace.reports import refuse_wrong
 
@@ -64,7 +65,8 @@ def find_heads(
         Groups in model order, each with a unique name.
 
     Raises:
-        NoHeadsFound: the model has no heads that the table lists or the trace infers; the message lists near misses.
+        NoHeadsFound: the model has no heads that the table lists or the trace infers, or it is a TorchScript module.
+            The message lists near misses.
         SelectionError: heads were found, but none match the selection; or `model` is not an instance of nn.Module.
         HeadLayoutError: an example was given and a slice is not one head.
         UnsupportedWeights: a projection is quantised, parametrised or of an unknown adapter kind, FSDP1 flattens it, or
@@ -76,10 +78,9 @@ def find_heads(
         [('q', 2, 32), ('k', 2, 32), ('v', 2, 32)]
     """
     check_layout(layout)
-    if not isinstance(model, nn.Module):
-        got = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
-        raise SelectionError(f"expected a model, an instance of nn.Module, got {got}")
+    check_model(model)
     inner = unwrap(model)
+    refuse_torchscript(inner)
     refuse_flat_weights(inner)
     groups, misses = heads_from_table(inner)
     completed: Completed | None = None

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from repulsive.errors import SelectionError, UnsupportedWeights, did_you_mean, list_first
-from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.module_paths import clean, dotted, unwrap
+from repulsive.heads.layout import HeadGroup, HeadSlice, consecutive_rows
+from repulsive.heads.module_paths import check_model, clean, dotted, unwrap
 from repulsive.heads.sharded_tensors import is_sharded
 
 ModuleParticle = Literal["parameter", "module"]
@@ -99,6 +99,7 @@ def group_stacked(
         >>> [(g.name, g.num_heads, g.dim) for g in group_stacked(layer, "gate")]
         [('expert.gate', 8, 20)]
     """
+    check_model(module)
     inner = unwrap(module)
     tensors = {clean(key): value for key, value in inner.named_parameters()}
     slices: dict[str, tuple[HeadSlice, ...]] = {}
@@ -110,7 +111,7 @@ def group_stacked(
         if shape[dim] < 2:
             raise SelectionError(f"{key}: expected at least two particles along axis {axis}, got shape {shape}")
         owner, attribute = _owner(inner, key)
-        rows = torch.arange(shape[dim], device="cpu").unsqueeze(1)  # [M, 1]
+        rows = consecutive_rows(shape[dim])  # [M, 1]
         slices[key] = (HeadSlice(owner, attribute, dotted(name or "", key), rows, dim),)
     counts = {key: run[0].num_heads for key, run in slices.items()}
     if particle == "module" and len(set(counts.values())) > 1:

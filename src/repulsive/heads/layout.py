@@ -17,6 +17,16 @@ from repulsive.errors import HeadLayoutError, UnsupportedWeights
 PROOFS = ("guess", "table", "given", "proved")  # weakest first
 
 
+def consecutive_rows(heads: int, width: int = 1) -> Tensor:
+    """Number features one head after the other, int64 [heads, width], on the CPU whatever the default device is.
+
+    Example:
+        >>> consecutive_rows(2, 3).tolist()
+        [[0, 1, 2], [3, 4, 5]]
+    """
+    return torch.arange(heads * width, device="cpu").view(heads, width)
+
+
 @dataclass(frozen=True, eq=False)
 class HeadSlice:
     """The rows of one parameter that belong to each head.

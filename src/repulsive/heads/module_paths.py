@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torch import nn
 
+from repulsive.errors import SelectionError
 from repulsive.heads.layout import HeadGroup
 
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -17,11 +18,34 @@ _TEXT = ("language", "text")
 _CROSS = ("cross", "encoder_attn", "encdec", "enc_dec", "encoder_decoder", "src_attn", "context_attn")
 
 
+def check_model(model: object) -> None:
+    """Raise an error unless `model` is an instance of nn.Module.
+
+    Raises:
+        SelectionError: it is not.
+    """
+    if not isinstance(model, nn.Module):
+        got = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
+        raise SelectionError(f"expected a model, an instance of nn.Module, got {got}")
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Remove data-parallel and compile wrappers from a model."""
     while (attribute := _WRAPPERS.get(type(model).__name__)) is not None:
         model = getattr(model, attribute)
     return model
+
+
+def is_compile_wrapper(module: nn.Module) -> bool:
+    """Check for the result of `torch.compile(module)`."""
+    return type(module).__name__ == "OptimizedModule"
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Check for `torch.compile(module)`, `module.compile()` and `module.forward = torch.compile(module.forward)`."""
+    if is_compile_wrapper(module) or getattr(module, "_compiled_call_impl", None) is not None:
+        return True
+    return hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")
 
 
 def is_encoder_decoder(model: nn.Module) -> bool:

@@ -33,7 +33,7 @@ def select(
     Raises:
         SelectionError: a value is unknown, a layer is out of range, or no group matches.
     """
-    check_words(layers, parts, where, particle)
+    check_words(layers, parts, where, particle, match)
     chosen = _by_place(groups, where)
     chosen = [g for g in chosen if set(g.part) & set(parts)]
     chosen = _by_layer(chosen, layers) if chosen else chosen
@@ -49,12 +49,16 @@ def select(
 
 
 def check_words(
-    layers: object = "all", parts: object = "qkv", where: object = "all", particle: object = "projection"
+    layers: object = "all",
+    parts: object = "qkv",
+    where: object = "all",
+    particle: object = "projection",
+    match: object = None,
 ) -> None:
     """Check the words of a selection; indices of layers depend on the model and are not checked.
 
     Raises:
-        SelectionError: a word is unknown.
+        SelectionError: a word is unknown, or a pattern is not a string.
     """
     if isinstance(layers, str):
         _check_choice("layers", layers, get_args(LayersName))
@@ -62,6 +66,9 @@ def check_words(
     _check_choice("particle", particle, get_args(Particle))
     if not isinstance(parts, str) or not parts or set(parts) - set("qkv"):
         raise SelectionError(f"parts={parts!r} is unknown; use any of the letters q, k, v, such as 'qk'")
+    patterns = match if isinstance(match, Sequence) else () if match is None else (match,)
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise SelectionError(f"match={match!r}: expected a pattern or a list of patterns, such as '*.layer.0.*'")
 
 
 def join_heads(groups: Sequence[HeadGroup]) -> list[HeadGroup]:

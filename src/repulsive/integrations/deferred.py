@@ -176,7 +176,9 @@ class Deferred:
 def _check(rule: object, settings: Mapping[str, object]) -> None:
     """Check everything about the arguments of `repel` that needs neither model nor optimizer."""
     check_arguments(settings)
-    check_words(**{name: settings[name] for name in ("layers", "parts", "where", "particle") if name in settings})
+    check_words(
+        **{name: settings[name] for name in ("layers", "parts", "where", "particle", "match") if name in settings}
+    )
     check_layout(settings.get("layout", SELECTION["layout"]))
     own: dict[str, Any] = {field.name: settings[field.name] for field in fields(Settings) if field.name in settings}
     if own.get("max_norm") is None and own.get("order") == "repel-clip":

@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Never, Self
 
 import torch
 from torch import nn
 
 from repulsive.diagnostics.hooks.calling import call, evaluating
-from repulsive.errors import HeadLayoutError, SelectionError, StateError, UnsupportedWeights, list_first
-from repulsive.heads.module_paths import unwrap
+from repulsive.errors import HeadLayoutError, SelectionError, StateError, UnsupportedWeights, check_whole, list_first
+from repulsive.heads.module_paths import check_model, unwrap
 from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.heads.trace.forward_pass import without_compilation
 from repulsive.monitoring.film_layers import film_layers
@@ -63,7 +63,8 @@ class HeadMonitor:
         modules: the modules that contain all attention layers; calling one of them in training is a pass.
 
     Raises:
-        SelectionError: `every`, `items` or `tokens` is below 1, or `log` is not a logger.
+        SelectionError: `every`, `items` or `tokens` is not a whole number above 0, `model` is not a model, `thresholds`
+            are not `Thresholds`, or `log` is not a logger.
         NoHeadsFound: the model has no heads.
         UnsupportedWeights: there is a probe, and weights are sharded.
 
@@ -90,8 +91,10 @@ class HeadMonitor:
         tokens: int = 1024,
     ) -> None:
         for name, value in (("every", every), ("items", items), ("tokens", tokens)):
-            if value < 1:
-                raise SelectionError(f"{name}={value}: must be at least 1")
+            check_whole(name, value)
+        if thresholds is not None and not isinstance(thresholds, Thresholds):
+            raise SelectionError(f"thresholds={thresholds!r}: expected Thresholds(...), such as Thresholds(dead=0.01)")
+        check_model(model)
         if log is not None and not callable(log) and not callable(getattr(log, "log", None)):
             raise SelectionError("log must have a method log(values, step), or be a function that takes the same")
         if probe is not None and any(map(is_sharded, model.parameters())):
@@ -300,6 +303,12 @@ class HeadMonitor:
         return write_whole(path, film(title, *film_layers(self.history)))
 
     # -- state --------------------------------------------------------------------------------------------------
+
+    def __reduce_ex__(self, protocol: object) -> Never:
+        raise StateError(
+            "a monitor cannot be pickled or copied, because its hooks belong to one model: save monitor.state_dict(), "
+            "and load it into a new HeadMonitor. Keep the monitor out of objects that are pickled or copied"
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return steps, history and problems as lists and numbers, for a checkpoint; JSON can store it."""

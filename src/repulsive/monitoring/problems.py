@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from repulsive.errors import SelectionError, StateError
+from repulsive.errors import SelectionError, StateError, check_whole
 from repulsive.monitoring.measurement import LayerMeasurement, Measurement
 
 
@@ -40,8 +40,10 @@ class Thresholds:
     confirm: int = 2
 
     def __post_init__(self) -> None:
-        if self.confirm < 1:
-            raise SelectionError(f"confirm={self.confirm}: must be at least 1")
+        check_whole("confirm", self.confirm)
+        for one in fields(self):
+            if not isinstance(value := getattr(self, one.name), float | int):
+                raise SelectionError(f"{one.name}={value!r}: must be a number")
         for name in ("duplicate", "dead", "tokens"):
             if not 0 < getattr(self, name) <= 1:
                 raise SelectionError(f"{name}={getattr(self, name)}: must be above 0 and at most 1")

@@ -32,6 +32,7 @@ from repulsive.diagnostics.hooks.attention_layers import (
     replaced_head_outputs,
 )
 from repulsive.diagnostics.hooks.calling import token_masks
+from repulsive.diagnostics.hooks.layer_masks import LayerMasks
 from repulsive.diagnostics.hooks.qkv_layers import find_qkv_layers
 from repulsive.diagnostics.hooks.qkv_samples import QKVSamples, check_recorded, recorded_qkv
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch_logits
@@ -97,6 +98,7 @@ class HeadRecorder:
         """
         result = Pass(self, batch, step)
         with ExitStack() as stack:
+            stack.enter_context(result.of_layers.recorded(self.layers))
             sampled = recorded_qkv(result.samples, batch, self.masks, tokens=self.tokens, seed=step, items=self.items)
             stack.enter_context(sampled)
             stack.enter_context(recorded_logits(self.layers, result.keep_logits, self.items, result.guard_logits))
@@ -136,6 +138,7 @@ class Pass:
 
     def __init__(self, recorder: HeadRecorder, batch: Mapping[str, Any], step: int) -> None:
         self._recorder, self._batch, self.step = recorder, batch, step
+        self.of_layers = LayerMasks()
         self._sums = {layer.name: _Sums() for layer in recorder.layers}
         scored = [replace(layer, parts={p: layer.parts[p] for p in "qk"}) for layer in recorder.qkv.values()]
         self.samples = [QKVSamples(layer) for layer in scored]
@@ -258,6 +261,7 @@ class Pass:
         """Return which tokens of the first items count, bool [B, T]; `chosen` [T] are positions in longer items."""
         queries, _ = self._recorder.masks
         mask = queries(self._batch, layer.where)
+        mask = self.of_layers.queries(layer) if mask is None else mask
         if mask is not None and chosen is not None and mask.shape[1] > int(chosen.max()):
             mask = mask[:, chosen.to(mask.device)]
         if mask is not None and mask.shape[1] == length and len(mask) >= batch:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.heads.call_arguments import named_inputs
+from repulsive.heads.module_paths import is_compile_wrapper, is_compiled
+from repulsive.heads.padding import decoder_mask
 from repulsive.heads.trace.forward_pass import without_compilation
 from repulsive.monitoring.measurement import Measurement
 from repulsive.monitoring.recording import HeadRecorder, Pass
@@ -54,7 +56,7 @@ class TrainingPass:
         wrapper = _compile_wrapper(self._model)
         if wrapper is not None:
             hooks.callback(wrapper.register_forward_pre_hook(_Hook(self, "_before_compiled")).remove)
-        elif self._may_be_compiled or any(getattr(module, "_compiled_call_impl", None) for module in path):
+        elif self._may_be_compiled or any(is_compiled(module) for module in _around(self._model, path[-1])):
             hooks.enter_context(without_compilation())
 
     def miss(self) -> None:
@@ -97,7 +99,10 @@ class TrainingPass:
     def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling() or not _is_training(module):
             return
-        for name, value in named_inputs(module, args, kwargs).items():
+        inputs = named_inputs(module, args, kwargs)
+        if (mask := decoder_mask(module, inputs)) is not None:
+            inputs["decoder_attention_mask"] = mask
+        for name, value in inputs.items():
             if value is not None and (name not in self._inputs or (_is_matrix(value) > _is_matrix(self._inputs[name]))):
                 self._inputs[name] = value  # a mask [B, T] rather than its expanded form
         if self._running is None:
@@ -147,4 +152,9 @@ def _compile_wrapper(model: nn.Module) -> nn.Module | None:
     """Find the wrapper that `torch.compile` put around a model, below data-parallel wrappers."""
     while type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
         model = model.module  # type: ignore[assignment]
-    return model if type(model).__name__ == "OptimizedModule" else None
+    return model if is_compile_wrapper(model) else None
+
+
+def _around(model: nn.Module, inner: nn.Module) -> list[nn.Module]:
+    """List the modules of a model that contain another one, wrappers included."""
+    return [module for module in model.modules() if any(each is inner for each in module.modules())]

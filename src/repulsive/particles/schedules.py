@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from repulsive.errors import RuleError
 
@@ -16,6 +16,9 @@ class Constant:
     """The same value at every step."""
 
     value: float
+
+    def __post_init__(self) -> None:
+        _check(self)
 
     def __call__(self, step: int) -> float:
         return self.value
@@ -29,7 +32,7 @@ class Until:
     value: float
 
     def __post_init__(self) -> None:
-        _check_steps(self)
+        _check(self)
 
     def __call__(self, step: int) -> float:
         return self.value if step < self.steps else 0.0
@@ -44,7 +47,7 @@ class Linear:
     steps: int
 
     def __post_init__(self) -> None:
-        _check_steps(self)
+        _check(self)
 
     def __call__(self, step: int) -> float:
         return self.start + (self.end - self.start) * min(1.0, step / self.steps)
@@ -59,7 +62,7 @@ class Cosine:
     steps: int
 
     def __post_init__(self) -> None:
-        _check_steps(self)
+        _check(self)
 
     def __call__(self, step: int) -> float:
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * min(1.0, step / self.steps))) / 2
@@ -73,13 +76,20 @@ class WarmUp:
     then: float | Schedule
 
     def __post_init__(self) -> None:
-        _check_steps(self)
+        _check(self)
 
     def __call__(self, step: int) -> float:
         after = self.then(max(0, step - self.steps)) if callable(self.then) else self.then
         return after * min(1.0, step / self.steps)
 
 
-def _check_steps(schedule: Until | Linear | Cosine | WarmUp) -> None:
-    if not schedule.steps >= 1:
-        raise RuleError(f"{type(schedule).__name__}(steps={schedule.steps!r}): must be at least 1")
+def _check(schedule: Constant | Until | Linear | Cosine | WarmUp) -> None:
+    """Raise an error for values that would fail in a later step, or that would attract heads to each other."""
+    for one in fields(schedule):
+        value = getattr(schedule, one.name)
+        if one.name == "then" and callable(value):
+            continue
+        least = 1 if one.name == "steps" else 0
+        is_number = isinstance(value, float | int) and not isinstance(value, bool)
+        if not (is_number and value >= least):
+            raise RuleError(f"{type(schedule).__name__}({one.name}={value!r}): must be a number, at least {least}")

@@ -75,8 +75,13 @@ class ActiveUpdates:
         """Return the gradients of all parameters that contain heads."""
         return self._lookup.current()[1]
 
-    def has_gradients(self, optimizer: Optimizer) -> bool:
-        """Check whether `choose` would return an update, without counting skipped groups; for steps without a rule."""
+    def has_gradients(self, optimizer: Optimizer, warns: bool) -> bool:
+        """Check whether `choose` would return an update, without counting skipped groups; for steps without a rule.
+
+        Args:
+            optimizer: the optimizer.
+            warns: warn, once, if no group has a gradient: such steps do not count, so the rule would never act again.
+        """
         if optimizer.state:  # the optimizer is not new, and usually the first group has a gradient
             parameters, gradients = self._first.current()
             for parameter, grad in zip(parameters, gradients, strict=True):
@@ -84,8 +89,12 @@ class ActiveUpdates:
                     break
             else:
                 return True
+        if only_initialises_state(optimizer, self.gradients()):
+            return False
         is_trained = any(not _is_idle(group) for group in self.groups)
-        return is_trained and not only_initialises_state(optimizer, self.gradients())
+        if warns and not is_trained:
+            self._warn_of_no_gradients(stacklevel=8)
+        return is_trained
 
     def reset(self, seed: int) -> None:
         """Drop all updates and start with another seed."""
@@ -117,7 +126,7 @@ class ActiveUpdates:
                     active.append(group)
             names = tuple(group.name for group in active) if len(active) < len(self.groups) else names
             if not names:
-                self._warn_of_no_gradients()
+                self._warn_of_no_gradients(stacklevel=9)
         if names and names not in self._updates:
             if len(self._updates) >= _MOST_UPDATES and not self._was_captured:  # for example with random layer dropout
                 del self._updates[next(key for key in self._updates if key != self._names)]
@@ -148,13 +157,13 @@ class ActiveUpdates:
                 )
         self._accepted = [[*some] for some in tensors]
 
-    def _warn_of_no_gradients(self) -> None:
+    def _warn_of_no_gradients(self, stacklevel: int) -> None:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(
                 "no selected head had a gradient in this optimizer step, so no head was repelled. Were layers frozen "
                 "or replaced (by adapters, for example) after repel?",
-                stacklevel=9,
+                stacklevel=stacklevel,
             )
 
 

@@ -113,7 +113,7 @@ def repel(
             learning rate for the noise, or takes steps that noise cannot follow (see `noise_in`).
         UnsupportedWeights: weights are quantised or sparse, or distributed over ranks as partial sums.
         RuleError: `rule` is not a rule, or `order`, `max_norm`, `noise_in`, `force_in`, `seed` or `measure_every` is
-            out of range, or the rule does not support `force_in="step"`.
+            out of range, `allow_unproved` or `verbose` is not a bool, or the rule does not support `force_in="step"`.
         UnknownSetting: an argument is unknown, such as a setting of a rule.
         HeadLayoutError: heads are a guess, or `example_inputs` do not prove a slice; unless `allow_unproved`.
 
@@ -130,6 +130,7 @@ def repel(
         >>> handle = repel(model, optimizer, verbose=False)
     """
     check_arguments(unknown)
+    checks.check_flags(allow_unproved=allow_unproved, verbose=verbose)
     chosen = checks.resolve_rule(rule)
     if noise_in == "auto" and isinstance(rule, str) and rule in NOISE_IN_GRADIENT:
         noise_in = "gradient"
@@ -210,6 +211,9 @@ def _wrapped_chain(optimizer: Any) -> list[Any]:
     while (inner := _wrapped_optimizer(chain[-1])) is not None and not any(inner is one for one in chain):
         chain.append(inner)
     if not isinstance(chain[-1], Optimizer) or not hasattr(chain[-1], "_optimizer_step_pre_hooks"):
+        if isinstance(optimizer, type):
+            name = optimizer.__name__
+            raise OptimizerError(f"expected an optimizer, got the class {name}; write {name}(model.parameters())")
         raise OptimizerError(
             f"{type(optimizer).__name__} is not a torch optimizer with step hooks, nor wraps exactly one; "
             "pass the torch optimizer itself, or call repel for each of several"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from types import FunctionType
 from typing import Any
 
 from torch import nn
 
-from repulsive.errors import RuleError, SelectionError, UnknownSetting, did_you_mean
+from repulsive.errors import RuleError, SelectionError, UnknownSetting, check_whole, did_you_mean
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import module_of
 from repulsive.particles.ladder import CosineLadder
@@ -24,6 +25,8 @@ from repulsive.repulsion.overlap import find_overlap
 from repulsive.repulsion.settings import FORCE_PLACES, NOISE_PLACES, ORDERS, Settings
 
 _RECOMMENDED = ("stepsize", "alpha", "ratio", "space", "smoothing", "act_every")  # settings of the recommended rule
+
+_KINDS: tuple[type[Rule], ...] = (SVGD, SPOS, SGLD, CosineLadder)
 
 # The arguments that select heads, with the defaults of `repel`. With `groups` they would have no effect.
 SELECTION: dict[str, Any] = {
@@ -51,13 +54,21 @@ def refuse_unknown(settings: Mapping[str, object], known: Collection[str]) -> No
     for name, value in settings.items():
         if name in known:
             continue
-        kinds = (SVGD, SPOS, SGLD, CosineLadder)
-        owners = [kind for kind in kinds if name in vars(kind).get("__annotations__", {})]
+        owners = [kind for kind in _KINDS if name in _settings_of(kind)]
         if owners:
             names = " and ".join(kind.__name__ for kind in owners)
             advice = _with_setting(owners[0], name, value)
             raise UnknownSetting(f"repel has no argument {name!r}: {name} is a setting of {names}: {advice}")
-        raise UnknownSetting(f"repel has no argument {name!r}; {did_you_mean(name, known)}it has {', '.join(known)}")
+        hint = did_you_mean(name, known)
+        if not hint and (near := get_close_matches(name, _settings_of(SVGD), n=1)):
+            hint = f"did you mean rule=SVGD({near[0]}=...)? "
+        raise UnknownSetting(f"repel has no argument {name!r}; {hint}it has {', '.join(known)}")
+
+
+def _settings_of(kind: type[Rule]) -> list[str]:
+    """Return the names of the settings that a kind of rule declares itself."""
+    names: Mapping[str, object] = vars(kind).get("__annotations__", {})
+    return list(names)
 
 
 def _with_setting(kind: type[Rule], name: str, value: object) -> str:
@@ -120,21 +131,32 @@ def check_settings(rule: Rule | None, settings: Settings) -> Settings:
             f"noise_in={noise_in!r} does not work with noise that is scaled by gradients, such as noise='released'; "
             "leave noise_in out"
         )
-    if max_norm is not None and not max_norm > 0:
-        raise RuleError(f"max_norm={max_norm!r}: must be positive, or None")
+    is_number = isinstance(max_norm, float | int) and not isinstance(max_norm, bool)
+    if max_norm is not None and not (is_number and max_norm > 0):
+        raise RuleError(f"max_norm={max_norm!r}: must be a positive number, or None")
     if max_norm is None and order == "repel-clip":
         raise RuleError(
             "order='repel-clip' without max_norm clips nothing: give max_norm=..., or leave order out and call "
             "handle.apply() before your own clipping"
         )
-    every = settings.measure_every
-    if not (isinstance(every, int) and every >= 1):
-        raise RuleError(f"measure_every={every!r}: must be a whole number of steps, at least 1")
+    check_whole("measure_every", settings.measure_every, error=RuleError)
     try:
         seed = operator.index(settings.seed)  # converts numpy integers, which JSON cannot hold
     except TypeError:
         raise RuleError(f"seed={settings.seed!r}: must be a whole number") from None
-    return Settings(seed, order, max_norm, noise_in, every, force_in)
+    return Settings(seed, order, max_norm, noise_in, settings.measure_every, force_in)
+
+
+def check_flags(*, allow_unproved: object, verbose: object) -> None:
+    """Check two arguments of `repel` for which every text would count as True.
+
+    Raises:
+        RuleError: one is not a bool; `verbose` may be None.
+    """
+    if not isinstance(allow_unproved, bool):
+        raise RuleError(f"allow_unproved={allow_unproved!r}: must be True or False")
+    if verbose is not None and not isinstance(verbose, bool | int):
+        raise RuleError(f"verbose={verbose!r}: must be True, False or None")
 
 
 def check_given(selection: Mapping[str, object]) -> None:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from repulsive.errors import OptimizerError
+from repulsive.errors import OptimizerError, StateError
 from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
@@ -219,7 +219,7 @@ class Handle:
         if self._rule_step.acts(self.rule, settings, self.steps):
             is_counted = self._rule_step.act(self.rule, settings, self.steps, scale)
         else:
-            is_counted = self._rule_step.rest(self.steps)
+            is_counted = self._rule_step.rest(self.rule, self.steps)
         if is_counted:
             self._changes += 1
             self._pending = True
@@ -246,6 +246,18 @@ class Handle:
     def first_report(self) -> list[GroupReport]:
         """Return the first measurement of each group since this handle was created."""
         return self._measurements.first_report(self._updates.skipped)
+
+    def __reduce_ex__(self, protocol: object) -> Never:
+        """Refuse to be pickled or copied: a handle belongs to one optimizer, which calls it.
+
+        Raises:
+            StateError: always.
+        """
+        raise StateError(
+            "a handle cannot be pickled or copied, because it belongs to one optimizer: save handle.state_dict(), and "
+            "load it into the handle that repel(model, optimizer) returns for the loaded or copied model. Keep the "
+            "handle out of objects that are pickled or copied, such as the model"
+        )
 
     def __repr__(self) -> str:
         return f"<repulsive.Handle: {self._title()}>"

@@ -52,13 +52,17 @@ class RuleStep:
             return True
         return (step % rule.act_every == 0 and _measures(rule, settings, step)) or is_capturing()
 
-    def rest(self, step: int) -> bool:
+    def rest(self, rule: Rule | None, step: int) -> bool:
         """Leave the gradients of a step as they are.
+
+        Args:
+            rule: the rule of this step, which does not act.
+            step: optimizer steps taken so far.
 
         Returns:
             False if no head has a gradient: as in a step that acts, such a step is not counted.
         """
-        if not self._updates.has_gradients(self._optimizer):
+        if not self._updates.has_gradients(self._optimizer, warns=rule is not None and not rule.is_off(step)):
             return False
         if self._logits is not None:
             self._logits.rest(step)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -12,6 +12,22 @@ from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 
 FORMAT = 1  # format version of `Handle.state_dict`
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def _is_group(facts: object) -> bool:
+    return isinstance(facts, list | tuple) and len(facts) == 3 and isinstance(facts[0], str)
+
+
+_VALID: dict[str, Callable[[Any], bool]] = {
+    "steps": _is_count,
+    "seed": lambda seed: isinstance(seed, int),
+    "rule": lambda rule: isinstance(rule, str),
+    "groups": lambda groups: isinstance(groups, list | tuple) and all(map(_is_group, groups)),
+}
 
 
 def group_facts(groups: Sequence[HeadGroup]) -> list[list[Any]]:
@@ -29,10 +45,21 @@ def check_state(state: Mapping[str, Any], groups: Sequence[HeadGroup]) -> None:
         raise StateError("this is not the state of a handle; pass what handle.state_dict() returned")
     if state["format"] != FORMAT:
         raise StateError(f"state has format {state['format']!r}; this version reads format {FORMAT}")
+    for name, is_valid in _VALID.items():
+        if name not in state or not is_valid(state[name]):
+            raise StateError(f"the state is damaged: {name}={state.get(name)!r}; load an earlier checkpoint")
     saved, own = ([tuple(entry) for entry in facts] for facts in (state["groups"], group_facts(groups)))
     if saved != own:
-        difference = [str(entry) for entry in sorted(set(saved) ^ set(own))] or ["their order"]
-        raise StateError(f"state belongs to other groups of heads; they differ in {', '.join(difference[:4])}")
+        raise StateError(f"the state belongs to other groups of heads: {_difference(saved, own)}")
+
+
+def _difference(saved: Sequence[tuple[Any, ...]], own: Sequence[tuple[Any, ...]]) -> str:
+    """Describe the first groups, (name, number of heads, size of a head), that differ."""
+    before, now = ({name: f"{heads} heads of {size} numbers" for name, heads, size in x} for x in (saved, own))
+    different = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    lines = [f"{name}: {before.get(name, 'none')} in the state, {now.get(name, 'none')} here" for name in different[:3]]
+    more = [f"and {len(different) - 3} more"] if len(different) > 3 else []
+    return "; ".join([*lines, *more]) or "they have another order"
 
 
 def differing_rule(state: Mapping[str, Any], rule: Rule | None) -> str | None:

@@ -69,8 +69,10 @@ def test_runs_that_have_not_ended(tmp_path):
     (tmp_path / "b" / "seed-0" / "result.json").unlink()
     assert list(runs_in(tmp_path / "b")) == [0]
     assert ended([tmp_path / "a", tmp_path / "b", tmp_path / "nowhere"]) == [tmp_path / "a"]
-    with pytest.raises(RunError, match="holds no finished run"):
+    with pytest.raises(RunError, match="holds no finished run; rerun the command that trained it to resume"):
         rows([tmp_path / "a", tmp_path / "b"])
+    with pytest.raises(RunError, match=f"name the runs of one or more recipes: {tmp_path / 'a'}, {tmp_path / 'b'}"):
+        rows([tmp_path])
 
 
 def test_json_is_what_other_programs_read(tmp_path):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from repulsive import SVGD, repel
+from repulsive.heads.padding import masks_in, valid_tokens
 from repulsive.lab.systems.translation.model import Mask
-from repulsive.repulsion.logits.padding import masks_in, valid_tokens
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.heads.call_arguments import call_arguments, named_inputs
-from repulsive.heads.module_paths import is_encoder_decoder, unwrap
+from repulsive.heads.module_paths import is_compiled, is_encoder_decoder, unwrap
+from repulsive.heads.padding import decoder_mask
 from repulsive.heads.trace.forward_pass import evaluation_mode, without_compilation
 
 # Called with a batch and "encoder", "decoder" or "cross"; returns which tokens count, bool [B, T], or None for all.
@@ -45,13 +46,22 @@ def _unwrapped(batch: Any) -> Any:
     return batch[0] if single and isinstance(batch[0], Mapping) else batch
 
 
-def token_masks(model: nn.Module) -> tuple[TokenMask, TokenMask]:
-    """Return `real_queries` and `real_keys` for the batches of a model, whose arguments may be positional."""
+def token_masks(model: nn.Module, *, positional: bool = True) -> tuple[TokenMask, TokenMask]:
+    """Return `real_queries` and `real_keys` for the batches of a model.
+
+    Args:
+        model: the model.
+        positional: whether a list or tuple holds arguments of the model.
+    """
     inner, has_source = unwrap(model), is_encoder_decoder(model)
 
     def named(batch: Any) -> Any:
         batch = _unwrapped(batch)
-        return named_inputs(inner, batch, {}) if isinstance(batch, list | tuple) else batch
+        if positional and isinstance(batch, list | tuple):
+            batch = named_inputs(inner, batch, {})
+        if isinstance(batch, Mapping) and (mask := decoder_mask(inner, batch)) is not None:
+            return {**batch, "decoder_attention_mask": mask}
+        return batch
 
     def queries(batch: Any, where: str) -> Tensor | None:
         return real_queries(named(batch), where, has_source=has_source)
@@ -109,18 +119,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def with_hooks(model: nn.Module) -> Iterator[None]:
     """Disable what skips hooks inside this context: torch's fused attention layers, and compiled code."""
-    is_compiled = any(_is_compiled(module) for module in model.modules())
+    has_compiled = any(is_compiled(module) for module in model.modules())
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # it fuses whole layers, and makes nested tensors of padded batches
     try:
-        with without_compilation() if is_compiled else nullcontext():
+        with without_compilation() if has_compiled else nullcontext():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-
-
-def _is_compiled(module: nn.Module) -> bool:
-    """Check for `torch.compile(module)`, `module.compile()` and `module.forward = torch.compile(module.forward)`."""
-    if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-        return True
-    return hasattr(module.__dict__.get("forward"), "_torchdynamo_orig_callable")

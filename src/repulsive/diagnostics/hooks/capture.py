@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from repulsive.diagnostics.hooks.attention import recorded_attention
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers, replaced_head_outputs
 from repulsive.diagnostics.hooks.calling import call, evaluating
+from repulsive.diagnostics.hooks.layer_masks import LayerMasks
 from repulsive.diagnostics.hooks.returned_weights import MAX_GRAPH_WEIGHTS
 from repulsive.diagnostics.similarity import Diversity, merged, of_attention, of_outputs
 from repulsive.errors import HeadLayoutError
@@ -28,11 +29,13 @@ class Captured:
         layer: the attention layer.
         outputs: output of each head, [B, T, M, d]: the input of the output projection.
         weights: attention weights [B, M, T, S]; empty if they were not captured.
+        masks: tokens that are not padding, bool [B, T], from the masks that the layer was called with; None if unknown.
     """
 
     layer: AttentionLayer
     outputs: tuple[Tensor, ...]
     weights: tuple[Tensor, ...] = ()
+    masks: tuple[Tensor | None, ...] = ()
 
     @property
     def name(self) -> str:
@@ -58,15 +61,18 @@ class Captured:
         return merged([(each, 1.0) for each in measured])
 
     def own_mask(self, real: Tensor | None, run: int = 0) -> Tensor | None:
-        """Return the mask if it masks this layer's tokens, else None; a text mask does not apply to an image.
+        """Return the mask if it masks this layer's tokens; a text mask does not apply to an image.
 
-        The mask must have as many tokens as the layer. In self-attention, no real token may attend to a masked token.
+        The mask must have as many tokens as the layer; otherwise that of the layer's own call is used. In
+        self-attention, no real token may attend to a masked token. None if there is no such mask.
 
         Args:
             real: which tokens count, bool [B, T].
             run: index of the layer's run.
         """
         if real is None or real.shape != self.outputs[run].shape[:2]:
+            real = self.masks[run] if self.masks else None
+        if real is None:
             return None
         weights = self.weights[run] if self.weights and self.layer.where != "cross" else None  # [B, M, T, S]
         if weights is not None and weights.shape[-1] == weights.shape[-2]:
@@ -123,10 +129,13 @@ def capture(
     """
     layers = find_attention_layers(model) if layers is None else layers
     outputs: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
+    masks: dict[str, list[Tensor | None]] = {layer.name: [] for layer in layers}
+    of_layers = LayerMasks()
     attention: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
 
     def keep_outputs(layer: AttentionLayer, heads: Tensor) -> None:
         outputs[layer.name].append(heads.detach().clone())
+        masks[layer.name].append(of_layers.queries(layer, heads.shape))
 
     def keep_attention(layer: AttentionLayer, weights: Tensor) -> None:
         attention[layer.name].append(weights.detach())
@@ -135,6 +144,7 @@ def capture(
         stack.enter_context(evaluating(model))
         if weights:
             stack.enter_context(recorded_attention(layers, keep_attention))
+        stack.enter_context(of_layers.recorded(layers))
         stack.enter_context(replaced_head_outputs(layers, keep_outputs))
         result = call(model, inputs)
     check_hooks_ran(layers, {name for name, heads in outputs.items() if heads})
@@ -144,7 +154,10 @@ def capture(
     if hidden and strict:
         raise HeadLayoutError(f"{hidden[0]}, or use capture(..., weights=False)")
     attention |= {layer.name: [] for layer in incomplete}
-    captured = [Captured(layer, tuple(outputs[layer.name]), tuple(attention[layer.name])) for layer in ran]
+    captured = [
+        Captured(layer, tuple(outputs[layer.name]), tuple(attention[layer.name]), tuple(masks[layer.name]))
+        for layer in ran
+    ]
     return Capture(captured, result, tuple(layer.name for layer in layers if not outputs[layer.name]), hidden)
 
 

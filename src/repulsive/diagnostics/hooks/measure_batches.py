@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -44,15 +44,18 @@ def measure_batches(
         model: any module with heads; its weights, flags and results do not change.
         batches: inputs of the model, each a tensor, a tuple of arguments or a mapping.
         layers: the result of `find_attention_layers`.
-        real: function that returns which queries of a batch count; None leaves out padding.
+        real: function that returns which queries of a batch count, or None for all; by default padding is left out.
         shown: number of items of the first batch whose attention maps are kept.
     """
+    own_masks = real is None
     real = real or token_masks(model)[0]
     parts: dict[str, dict[str, list[tuple[Diversity, float]]]] = {"attention": {}, "outputs": {}}
     maps: tuple[dict[str, Tensor], ...] = ()
     notes: dict[str, None] = {}
     for batch in batches:
         captured = capture(model, batch, layers=layers, strict=False)
+        if not own_masks:
+            captured = replace(captured, layers=[replace(each, masks=()) for each in captured.layers])
         notes |= dict.fromkeys(f"{name}: this layer did not run on the inputs" for name in captured.idle)
         notes |= dict.fromkeys(f"attention is not measured: {problem}" for problem in captured.hidden)
         maps = maps or _maps(captured, batch, real, shown, notes)

@@ -69,16 +69,18 @@ class QKVLayer:
     Args:
         name: the attention module's dotted name.
         where: "encoder", "decoder" or "cross".
+        attention: the attention module.
         parts: projections by part: "q", "k" and, if the layer has its own values, "v".
         serves: the key-value head of each query head; None if each query head has its own.
-        repeats: the attention module if its projections run again on relative positions, which do not count; else None.
+        repeats: whether its projections run again on relative positions, which do not count.
     """
 
     name: str
     where: str
+    attention: nn.Module
     parts: Mapping[str, Projection]
     serves: tuple[int, ...] | None
-    repeats: nn.Module | None = None
+    repeats: bool = False
 
 
 def find_qkv_layers(model: nn.Module, groups: Sequence[HeadGroup]) -> tuple[list[QKVLayer], dict[str, str]]:
@@ -119,8 +121,7 @@ def _qkv_layer(modules: Mapping[str, nn.Module], name: str, groups: Mapping[str,
     content = getattr(attention, "qk_nope_head_dim", None)  # latent attention
     if parts["q"].rows.shape[1] > parts["k"].rows.shape[1] == content:
         parts["q"] = replace(parts["q"], width=content)
-    repeats = attention if projects_positions(attention) else None
-    return QKVLayer(name, first.where, parts, groups["q"].serves, repeats)
+    return QKVLayer(name, first.where, attention, parts, groups["q"].serves, projects_positions(attention))
 
 
 def _projection(modules: Mapping[str, nn.Module], attention: nn.Module, group: HeadGroup) -> Projection:

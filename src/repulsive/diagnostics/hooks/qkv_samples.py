@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.calling import TokenMask, call, evaluating, items_in, token_masks
+from repulsive.diagnostics.hooks.layer_masks import LayerMasks
 from repulsive.diagnostics.hooks.qkv_layers import Projection, QKVLayer
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch
 from repulsive.heads.products.weight_products import WeightProduct, intercept_products
@@ -80,16 +81,17 @@ def sample_qkv(
         layers: the result of `find_qkv_layers`.
         tokens: maximum number of tokens for each of q, k and v, with an equal share from each batch.
         seed: random seed of the sample.
-        queries: called with a batch and "encoder", "decoder" or "cross"; returns which query tokens count, bool [B, T].
-            None leaves out padding.
+        queries: called with a batch and "encoder", "decoder" or "cross"; returns which query tokens count, bool [B, T],
+            or None for all. By default padding is left out.
         keys: like `queries`, for the tokens of keys and values.
     """
     results = [QKVSamples(layer) for layer in layers]
     own_queries, own_keys = token_masks(model)
     masks = queries or own_queries, keys or own_keys
+    given = ("q" if queries else "") + ("kv" if keys else "")
     for number, batch in enumerate(batches):
         share = {"tokens": tokens, "batches_left": len(batches) - number, "seed": seed + number}
-        with evaluating(model), recorded_qkv(results, batch, masks, **share):
+        with evaluating(model), recorded_qkv(results, batch, masks, given=given, **share):
             call(model, batch)
     check_recorded(results)
     return results
@@ -105,6 +107,7 @@ def recorded_qkv(
     batches_left: int = 1,
     seed: int = 0,
     items: int | None = None,
+    given: str = "",
 ) -> Iterator[None]:
     """Add tokens of the forward pass that runs inside this context to the results, without changing the pass.
 
@@ -116,14 +119,18 @@ def recorded_qkv(
         batches_left: number of passes that share the tokens that are still missing.
         seed: random seed of the sample.
         items: maximum number of sequences of a batch to sample from, from the first on; None: all.
+        given: parts for which `masks` alone decide; for others a batch without a mask has those that its attention
+            layers are called with.
     """
     sampler = _Sampler(tokens, batches_left, seed)
     recorders = []
     first_sequence = max((int(block.max()) + 1 for each in results for block in each.all_sequences()), default=0)
+    of_layers = LayerMasks()
     with ExitStack() as stack:
+        stack.enter_context(of_layers.recorded(each.layer for each in results if not each.problem))
         for each in results:
             if not each.problem:
-                recorder = _Recorder(each, sampler, batch, masks, first_sequence, items)
+                recorder = _Recorder(each, sampler, batch, masks, of_layers, given, first_sequence, items)
                 _hook_layer(stack, recorder)
                 recorders.append(recorder)
         yield
@@ -168,12 +175,15 @@ class _Recorder:
         sampler: _Sampler,
         batch: Any,
         masks: tuple[TokenMask, TokenMask],
+        of_layers: LayerMasks,
+        given: str,
         first_sequence: int = 0,
         items: int | None = None,
     ) -> None:
         self.result, self.sampler, self.batch, self.items = result, sampler, batch, items
         queries, keys = masks
         self.masks: Mapping[str, TokenMask] = {"q": queries, "k": keys, "v": keys}
+        self.of_layers, self.given = of_layers, given
         self.first_sequence = first_sequence
         self.numbers: dict[str, list[Tensor]] = {}  # sequence of each token in `blocks`
         self.blocks: dict[str, list[Tensor]] = {}
@@ -210,7 +220,7 @@ class _Recorder:
 
     def projection_ran(self, part: str, out: object) -> None:
         """Record the result of a projection."""
-        if self.result.layer.repeats is not None:
+        if self.result.layer.repeats:
             if part in self.projected:
                 return
             self.projected.add(part)
@@ -280,6 +290,9 @@ class _Recorder:
     def mask_of(self, part: str, heads: Tensor) -> Tensor | None:
         """Return the mask of the tokens of this part (q, k or v), bool [S, n]; None if no mask has this shape."""
         real = self.real(part)
+        if (real is None or real.shape != heads.shape[:2]) and part not in self.given:
+            read = self.of_layers.queries if part == "q" else self.of_layers.keys
+            real = read(self.result.layer, heads.shape)
         return real.to(heads.device) if real is not None and real.shape == heads.shape[:2] else None
 
     def end(self) -> None:
@@ -294,12 +307,12 @@ class _Recorder:
 
 
 def _hook_layer(stack: ExitStack, recorder: _Recorder) -> None:
-    if (attention := recorder.result.layer.repeats) is not None:
-        hook = attention.register_forward_pre_hook(lambda *_: recorder.projected.clear())
+    if recorder.result.layer.repeats:
+        hook = recorder.result.layer.attention.register_forward_pre_hook(lambda *_: recorder.projected.clear())
         stack.callback(hook.remove)
     for part, projection in recorder.result.layer.parts.items():
         if isinstance(projection.module, nn.MultiheadAttention):
-            hook_torch(stack, part, projection, recorder.real, recorder.keep)
+            hook_torch(stack, part, projection, recorder.mask_of, recorder.keep)
         else:
             _hook_projection(stack, part, projection, recorder)
 

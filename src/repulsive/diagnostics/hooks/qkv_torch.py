@@ -23,7 +23,7 @@ _INPUTS = {"q": "query", "k": "key", "v": "value"}
 
 
 def hook_torch(
-    stack: ExitStack, part: str, projection: Projection, real: Callable[[str], Tensor | None], keep: Keep
+    stack: ExitStack, part: str, projection: Projection, real: Callable[[str, Tensor], Tensor | None], keep: Keep
 ) -> None:
     """Hook the attention module to compute q, k or v of every call, without keys that the call masks as padding.
 
@@ -31,17 +31,17 @@ def hook_torch(
         stack: exit stack that removes the hook when it closes.
         part: "q", "k" or "v".
         projection: the projection of that part; its module is the attention.
-        real: returns which tokens of a part count, bool [S, n]; None if there is no mask.
+        real: called with a part and its heads [S, n, M, d]; returns which tokens count, bool [S, n], or None for all.
         keep: called with the part, the heads and the mask.
     """
 
     @torch.no_grad()
     def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         arguments = _SIGNATURE.bind(module, *args, **kwargs).arguments
-        masks = [real(part)]
+        heads = _project_batch(module, part, projection, arguments)  # [S, n, M, d]
+        masks = [real(part, heads)]
         if part != "q" or arguments["query"] is arguments["key"]:
             masks.append(_without_padding(arguments.get("key_padding_mask")))
-        heads = _project_batch(module, part, projection, arguments)  # [S, n, M, d]
         keep(part, heads, _intersect(masks, heads))
 
     stack.callback(projection.module.register_forward_pre_hook(before, with_kwargs=True).remove)

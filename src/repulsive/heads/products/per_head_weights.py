@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from repulsive.heads.layout import HeadSlice
+from repulsive.heads.layout import HeadSlice, consecutive_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +33,7 @@ class PerHeadSlice(HeadSlice):
         along = part.feature_axis if along is None else along
         assert along is not None
         heads, width = part.parameter().shape[part.axis], part.parameter().shape[along]
-        rows = torch.arange(heads * width, device="cpu").view(heads, width)
+        rows = consecutive_rows(heads, width)
         return cls(part.module, part.attribute, part.parameter_name, rows, part.axis, along)
 
     @property

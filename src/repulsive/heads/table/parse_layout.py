@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import HeadLayoutError
+from repulsive.heads.layout import consecutive_rows
 
 
 def rows_of(layout: str, features: int, heads: int, kv_heads: int | None = None) -> dict[str, Tensor]:
@@ -73,7 +74,7 @@ def heads_along_axis(layout: str, shape: Sequence[int], heads: int, kv_heads: in
     axis, expected = axes.index("head"), heads if part == "q" else kv_heads
     if len(shape) != len(axes) or shape[axis] != expected:
         raise HeadLayoutError(f"a weight of shape {list(shape)} does not hold {expected} heads as {layout!r}")
-    return axis, {part: torch.arange(expected, device="cpu").view(-1, 1)}
+    return axis, {part: consecutive_rows(expected)}
 
 
 def _rows_by_part(grid: Tensor, words: list[str], q_per_kv: int) -> dict[str, Tensor]:

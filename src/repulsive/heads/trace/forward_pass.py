@@ -27,7 +27,11 @@ def run(model: nn.Module, example: object, recorder: Recorder) -> None:
     with ExitStack() as stack:
         for context in (*outer, *inner):
             stack.enter_context(context)
-        result = model(*args, **kwargs)
+        try:
+            result = model(*args, **kwargs)
+        except Exception as error:
+            error.add_note(f"repulsive: raised by {type(model).__name__} while it ran on example_inputs")
+            raise
     recorder.finish(result)
 
 

@@ -83,7 +83,9 @@ def find(name: str) -> BuiltIn:
         return recipes()[name]
     close = difflib.get_close_matches(name, names(), n=1)
     hint = f"did you mean {close[0]!r}?" if close else "`repulsive ls` lists the built-in recipes"
-    if not close and Path(name).is_dir():
+    if "=" in name:
+        hint = f"to change a setting, write --set {name}"
+    elif not close and Path(name).is_dir():
         hint += f", and `repulsive ls --out {name}` the runs in a folder"
     raise ConfigError(f"{name}: neither a file nor a built-in recipe; {hint}")
 

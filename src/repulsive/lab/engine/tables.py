@@ -117,10 +117,21 @@ def finished_in(folder: Path) -> dict[int, RunFolder]:
     Raises:
         RunError: there are no finished runs.
     """
-    finished = {seed: run for seed, run in runs_in(folder).items() if run.result is not None}
+    runs = runs_in(folder)
+    finished = {seed: run for seed, run in runs.items() if run.result is not None}
     if not finished:
-        raise RunError(f"{folder}: holds no finished run; `repulsive ls` lists runs")
+        advice = "rerun the command that trained it to resume" if runs else runs_below(folder)
+        raise RunError(f"{folder}: holds no finished run; {advice}")
     return finished
+
+
+def runs_below(folder: Path) -> str:
+    """Return advice for a folder without runs: the folders in it that hold the runs of a recipe, if there are any."""
+    found = {path.parents[1] for path in folder.rglob(RECIPE)} - {folder, folder.parent}
+    if not found:
+        return "`repulsive ls` lists runs"
+    shown = ", ".join(str(path) for path in sorted(found)[:4])
+    return f"name the runs of one or more recipes: {shown}"
 
 
 def ended(folders: Iterable[Path]) -> list[Path]:

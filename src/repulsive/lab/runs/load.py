@@ -57,7 +57,7 @@ def open_methods(folders: Sequence[Path]) -> list[Method]:
     for folder in folders:
         runs = tables.runs_in(folder)
         if not runs:
-            raise RunError(f"{folder}: is neither a run nor a folder of runs; `repulsive ls` lists runs")
+            raise RunError(f"{folder}: is neither a run nor a folder of runs; {tables.runs_below(folder)}")
         ended = {seed: run for seed, run in runs.items() if run.result is not None}
         if not ended and all(run.diverged for run in runs.values()):
             raise RunError(f"{folder}: every run here diverged; {DIVERGED} in its folder says where")

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.heads.module_paths import is_encoder_decoder
+from repulsive.heads.padding import valid_tokens
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.logits.padding import valid_tokens
 from repulsive.repulsion.logits.projections import CircuitLayer
 
 
@@ -28,6 +28,7 @@ class PassMasks:
         self.of_model: dict[str, Tensor] = {}
         self.of_layers: dict[int, dict[str, Tensor]] = {}  # by number of the layer
         self._valid: dict[tuple[object, ...], tuple[list[Tensor], Tensor | None]] = {}  # masks -> real tokens, [B, T]
+        self._decoder: Tensor | None = None  # real tokens of the decoder's self-attention that ran last, [B, T]
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # address of a mask of a compiled model -> mask and copy
 
     def begin_pass(self, masks: dict[str, Tensor] | None) -> None:
@@ -38,11 +39,12 @@ class PassMasks:
         """
         if masks is not None:
             self.of_model = masks
-        self.of_layers, self._valid = {}, {}
+        self.of_layers, self._valid, self._decoder = {}, {}, None
 
     def clear(self) -> None:
         """Discard all masks."""
         self.of_model, self.of_layers, self._valid, self._copies = {}, {}, {}, {}
+        self._decoder = None
 
     def keep_copy(self, layer: int, name: str, mask: Tensor) -> None:
         """Keep a copy of a compact mask of an attention layer, whose memory compiled code may use again.
@@ -63,9 +65,14 @@ class PassMasks:
             layer: its number.
             role: "q" or "k", for queries or keys; values come from the same tokens as keys.
         """
+        where = self._layers[layer].where
         for some, of_source in ((self.of_model, self._has_source), (masks, False)):
             if some and (valid := self.valid_tokens(some, shape, layer, role, of_source)) is not None:
+                if where == "decoder" and not torch.compiler.is_compiling():
+                    self._decoder = valid
                 return valid
+        if where == "cross" and role == "q" and self._decoder is not None and self._decoder.shape == shape:
+            return self._decoder  # the queries are the tokens of the decoder
         return None
 
     def valid_tokens(

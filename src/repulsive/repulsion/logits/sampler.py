@@ -19,9 +19,9 @@ from torch.utils.hooks import RemovableHandle
 from repulsive.errors import RuleError
 from repulsive.heads.after_projection import projects_positions
 from repulsive.heads.module_paths import unwrap
+from repulsive.heads.padding import compact, know_arguments, masks_in, name_arguments
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.operators import like_compact, register
-from repulsive.repulsion.logits.padding import compact, know_arguments, masks_in, name_arguments
 from repulsive.repulsion.logits.parameter_tokens import ParameterTokens
 from repulsive.repulsion.logits.pass_masks import PassMasks
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection

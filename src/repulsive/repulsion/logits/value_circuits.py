@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.errors import RuleError
-from repulsive.heads.layout import HeadGroup, HeadSlice, whole_tensor
+from repulsive.heads.layout import HeadGroup, HeadSlice, consecutive_rows, whole_tensor
 from repulsive.heads.module_paths import clean, module_of, unwrap
 from repulsive.heads.products.per_head_weights import PerHeadSlice
 from repulsive.heads.table.match import is_conv1d
@@ -195,11 +195,7 @@ def _outputs(groups: Sequence[HeadGroup], output: _Output | None, remedy: str) -
         raise RuleError(
             f"{value.name}: circuits='qk+ov' found no output projection for {heads} heads of {width} features; {remedy}"
         )
-    rows = (
-        torch.arange(heads * width, device="cpu").view(heads, width)
-        if weight.ndim == 2
-        else torch.arange(heads, device="cpu").view(-1, 1)
-    )
+    rows = consecutive_rows(heads, width if weight.ndim == 2 else 1)
     part = HeadSlice(output.module, output.attribute, output.path, rows, output.axis)
     refuse_tensor_parallel(part)
     title = ".".join(filter(None, (module_of(value), "o")))

@@ -22,16 +22,46 @@ _SIGNATURES: dict[type, tuple[str, ...]] = {}  # cache of `_parameters`
 def masks_in(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
     """Find the masks in the arguments of a call, by argument name.
 
-    A mask is a tensor, or any object with a tensor as its attribute `attention_mask`.
+    A mask is a tensor, or any object with a tensor as its attribute `attention_mask`. The padding of a decoder may also
+    be known from its labels; see `decoder_mask`.
     """
     named = name_arguments(_parameters(module), args, kwargs)
     names = _TORCH_NAMES if isinstance(module, nn.TransformerEncoder) else NAMES
     given = {name: value for name, value in named.items() if name in names}
     masks = {name: v if isinstance(v, Tensor) else getattr(v, "attention_mask", None) for name, v in given.items()}
     found = {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
+    if (from_labels := decoder_mask(module, named)) is not None:
+        found["decoder_attention_mask"] = from_labels
     if type(module).__name__ in _INVERTED:
         return {name: ~mask if mask.dtype == torch.bool else mask for name, mask in found.items()}
     return found
+
+
+def decoder_mask(module: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
+    """Find the decoder's tokens that are not padding from `labels`, bool [B, T]; None if labels do not show them.
+
+    Called with labels alone, an encoder-decoder model of transformers reads the labels shifted by one as the decoder's
+    tokens, with padding in place of -100. In other models -100 may also mark tokens without a loss, such as a prompt.
+
+    Args:
+        module: the module that is called.
+        named: its arguments by name.
+    """
+    labels = named.get("labels")
+    if not isinstance(labels, Tensor) or labels.ndim != 2 or not _shifts_labels(module):
+        return None
+    for name in ("decoder_input_ids", "decoder_inputs_embeds", "decoder_attention_mask"):
+        if named.get(name) is not None:
+            return None
+    is_token = labels != -100
+    return torch.cat([torch.ones_like(is_token[:, :1]), is_token[:, :-1]], 1)  # the first token is the start token
+
+
+def _shifts_labels(module: nn.Module) -> bool:
+    if getattr(getattr(module, "config", None), "is_encoder_decoder", False) is not True:
+        return False
+    is_named_so = type(module).__name__.endswith("ForConditionalGeneration")
+    return is_named_so or hasattr(module, "prepare_decoder_input_ids_from_labels")
 
 
 def name_arguments(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
