@@ -49,6 +49,40 @@ def test_a_compiled_run_with_a_schedule_that_starts_at_zero_computes_forces():
     assert handle._logits.renewals == 3
 
 
+@pytest.fixture
+def default_guards():
+    with torch._dynamo.config.patch(skip_nnmodule_hook_guards=True):  # torch's default
+        yield
+
+
+@pytest.mark.parametrize("when", ["before", "after", "in turns"])
+def test_a_repelled_model_does_not_run_the_graph_of_its_plain_twin(when, default_guards):
+    of_plain, of_repelled = train(*make(None)[:2]), train(*make(EVERY_4)[:2])
+    plain, plain_optimizer, _ = make(None)
+    twin = compiled(plain)
+    done = 3 if when == "before" else 0  # steps of the plain twin
+    train(plain, plain_optimizer, range(done), run=twin)
+    model, optimizer, handle = make(EVERY_4)
+    run = compiled(model)
+    for step in range(6):
+        if when == "in turns":
+            train(plain, plain_optimizer, range(step, step + 1), run=twin)
+        train(model, optimizer, range(step, step + 1), run=run)
+    torch.testing.assert_close(train(model, optimizer, ()), of_repelled)
+    train(plain, plain_optimizer, range(6 if when == "in turns" else done, 6), run=twin)
+    torch.testing.assert_close(train(plain, plain_optimizer, ()), of_plain)
+    assert handle._logits.renewals == 2
+
+
+def test_a_model_that_was_compiled_and_trained_before_is_sampled(default_guards):
+    model, optimizer, _ = make(None)
+    run = compiled(model)
+    train(model, optimizer, range(2), run=run)
+    handle = repel(model, optimizer, EVERY_4, verbose=False, allow_unproved=True)
+    train(model, optimizer, range(2, 4), run=run)
+    assert handle._logits.renewals == 1
+
+
 @pytest.mark.slow
 def test_layers_compiled_one_by_one_keep_their_hooks():
     def alpha(step: int) -> float:

@@ -44,6 +44,19 @@ def register(receiver: Receiver) -> int:
     return number
 
 
+def check_hooks_of_compiled_models() -> None:
+    """Make compiled models check for hooks, and compile those again that were compiled without this check.
+
+    By default torch does not check for hooks, and runs the graph of a model also for others of the same class: a model
+    that is repelled would run that of its plain twin.
+    """
+    import torch._dynamo
+
+    if torch._dynamo.config.skip_nnmodule_hook_guards:
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
+        torch.compiler.reset()
+
+
 def _begin_layer(receiver: int, layer: int, written: Tensor) -> None:
     if (target := _receivers.get(receiver)) is not None:
         target.begin_layer(layer)

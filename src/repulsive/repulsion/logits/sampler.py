@@ -21,7 +21,7 @@ from repulsive.heads.after_projection import projects_positions
 from repulsive.heads.module_paths import unwrap
 from repulsive.heads.padding import compact, know_arguments, masks_in, name_arguments
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.logits.operators import like_compact, register
+from repulsive.repulsion.logits.operators import check_hooks_of_compiled_models, like_compact, register
 from repulsive.repulsion.logits.parameter_tokens import ParameterTokens
 from repulsive.repulsion.logits.pass_masks import PassMasks
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection
@@ -70,6 +70,7 @@ class Sampler:
         """Register a permanent hook on the model, and hooks on its layers while a sample is wanted."""
         if self._model_hooks:
             return
+        check_hooks_of_compiled_models()
         roots = dict.fromkeys((self._model, unwrap(self._model)))
         know_arguments([*roots, *(layer.attention for layer in self.layers)])
         for root in roots:
