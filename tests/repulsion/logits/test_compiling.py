@@ -83,6 +83,14 @@ def test_a_model_that_was_compiled_and_trained_before_is_sampled(default_guards)
     assert handle._logits.renewals == 1
 
 
+def test_a_model_that_is_compiled_in_the_middle_of_training_is_sampled():
+    expected = train(*make(EVERY_4)[:2])
+    model, optimizer, handle = make(EVERY_4)
+    train(model, optimizer, range(2))
+    torch.testing.assert_close(train(model, optimizer, range(2, 6), run=compiled(model)), expected)
+    assert handle._logits.renewals == 2
+
+
 @pytest.mark.slow
 def test_layers_compiled_one_by_one_keep_their_hooks():
     def alpha(step: int) -> float:

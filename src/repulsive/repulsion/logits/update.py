@@ -156,9 +156,8 @@ class LogitRepulsion:
             self._warned = True
             warnings.warn(
                 "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. Run the "
-                "model in training mode (model.train()), with gradients and outside of torch.func; if you compile "
-                "it, do so before its first training pass after repel; to capture a compiled model into a CUDA graph, "
-                "choose every=1",
+                "model in training mode (model.train()), with gradients and outside of torch.func; to capture a "
+                "compiled model into a CUDA graph, choose every=1",
                 NoTokensWarning,
                 stacklevel=9,
             )
