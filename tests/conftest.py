@@ -19,15 +19,11 @@ if not torch.cuda.is_available():
     if importlib.util.find_spec("triton") is not None:
         remember_builtins()
 
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers: tables would be wrapped
+
 # As `make test` has it: runs side by side have a thread each, and those they are compared with have to have as many.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-
-
-@pytest.fixture(autouse=True)
-def unlimited_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Remove `COLUMNS`, which pytest-xdist sets in its workers: tables would be wrapped."""
-    monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.hookimpl(wrapper=True)
