@@ -48,7 +48,7 @@ def write_tables(records: Mapping[tuple[str, str, str, float, int], Mapping[str,
         if stage == "final" and "test" in record:
             final.setdefault(dataset, {}).setdefault(arm, {})[seed] = record
     lines = ["# Repulsion between attention logits in translation", "", LEAD]
-    for dataset in sorted({key[0] for key in records}, key=lambda name: name not in final):
+    for dataset in sorted({key[0] for key in records}, key=lambda name: (name not in final, name)):
         arms = final.get(dataset)
         lines += [f"## {dataset}", ""]
         lines += [_losses(arms), "", HEADS, _curves(arms), ""] if arms else ["Tuned only; no test results yet.", ""]
