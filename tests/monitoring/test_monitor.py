@@ -470,3 +470,10 @@ def test_arguments_of_another_type_are_refused(settings, message):
 def test_a_monitor_is_not_pickled_or_copied(attempt):
     with HeadMonitor(encoder()) as monitor, pytest.raises(StateError, match=r"save monitor\.state_dict\(\)"):
         attempt(monitor)
+
+
+def test_a_copied_model_refers_to_the_monitor_of_the_original():
+    model = encoder()
+    with HeadMonitor(model) as monitor:
+        model.monitor = monitor
+        assert copy.deepcopy(model).monitor is monitor

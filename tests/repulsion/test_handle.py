@@ -220,3 +220,14 @@ def test_a_handle_is_not_pickled_or_copied(attempt, make_model):
     with pytest.raises(StateError, match=r"save handle\.state_dict\(\)"):
         attempt(handle)
     assert handle.attached
+
+
+def test_a_copied_model_refers_to_the_handle_of_the_original(make_model):
+    """As in `AveragedModel` of a Lightning module whose attribute is the handle."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model.handle = handle = repel(model, optimizer, verbose=False)
+    averaged = torch.optim.swa_utils.AveragedModel(model)
+    assert averaged.module.handle is handle and handle.attached and handle.optimizer is optimizer
+    with pytest.raises(StateError, match=r"save handle\.state_dict\(\)"):
+        copy.deepcopy((make_model(), optimizer, handle))  # the copied optimizer would not call a handle

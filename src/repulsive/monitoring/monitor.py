@@ -304,10 +304,16 @@ class HeadMonitor:
 
     # -- state --------------------------------------------------------------------------------------------------
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Stay as it is in a copied model, which is not monitored. A copy of the monitor alone is an error."""
+        if not memo:
+            self.__reduce_ex__(None)
+        return self
+
     def __reduce_ex__(self, protocol: object) -> Never:
         raise StateError(
             "a monitor cannot be pickled or copied, because its hooks belong to one model: save monitor.state_dict(), "
-            "and load it into a new HeadMonitor. Keep the monitor out of objects that are pickled or copied"
+            "and load it into a new HeadMonitor. Keep the monitor out of objects that are pickled"
         )
 
     def state_dict(self) -> dict[str, Any]:

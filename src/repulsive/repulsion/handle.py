@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Never
+from typing import Any, Never, Self
 
 import torch
 from torch import Tensor
@@ -247,6 +247,16 @@ class Handle:
         """Return the first measurement of each group since this handle was created."""
         return self._measurements.first_report(self._updates.skipped)
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
+        """Stay as it is in a copied model: only the optimizer calls a handle, and it trains the original.
+
+        Raises:
+            StateError: the handle itself is copied, or its optimizer is copied with it.
+        """
+        if not memo or id(self.optimizer) in memo:
+            self.__reduce_ex__(None)
+        return self
+
     def __reduce_ex__(self, protocol: object) -> Never:
         """Refuse to be pickled or copied: a handle belongs to one optimizer, which calls it.
 
@@ -256,7 +266,7 @@ class Handle:
         raise StateError(
             "a handle cannot be pickled or copied, because it belongs to one optimizer: save handle.state_dict(), and "
             "load it into the handle that repel(model, optimizer) returns for the loaded or copied model. Keep the "
-            "handle out of objects that are pickled or copied, such as the model"
+            "handle out of objects that are pickled, such as the model"
         )
 
     def __repr__(self) -> str:
