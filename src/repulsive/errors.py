@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import TypeGuard
 
 
 class RepulsiveError(Exception):
@@ -63,6 +64,11 @@ class RunError(RepulsiveError, RuntimeError):
 
 class DivergedError(RepulsiveError, ArithmeticError):
     """The loss, weights or activations are NaN or infinite, or the model has collapsed."""
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Check for a number; True and False are not numbers here."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def check_whole(name: str, value: object, least: int = 1, error: type[RepulsiveError] = SelectionError) -> None:

@@ -27,6 +27,17 @@ def consecutive_rows(heads: int, width: int = 1) -> Tensor:
     return torch.arange(heads * width, device="cpu").view(heads, width)
 
 
+def as_slice(rows: Tensor) -> slice | None:
+    """Return the slice of rows that follow each other without gaps, in this order; else None.
+
+    Example:
+        >>> as_slice(torch.tensor([2, 3, 4])), as_slice(torch.tensor([2, 4]))
+        (slice(2, 5, None), None)
+    """
+    start, stop = int(rows[0]), int(rows[0]) + rows.numel()
+    return slice(start, stop) if torch.equal(rows, torch.arange(start, stop, device="cpu")) else None
+
+
 @dataclass(frozen=True, eq=False)
 class HeadSlice:
     """The rows of one parameter that belong to each head.

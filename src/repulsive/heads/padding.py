@@ -60,8 +60,8 @@ def decoder_mask(module: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
 def _shifts_labels(module: nn.Module) -> bool:
     if getattr(getattr(module, "config", None), "is_encoder_decoder", False) is not True:
         return False
-    is_named_so = type(module).__name__.endswith("ForConditionalGeneration")
-    return is_named_so or hasattr(module, "prepare_decoder_input_ids_from_labels")
+    is_conditional = type(module).__name__.endswith("ForConditionalGeneration")
+    return is_conditional or hasattr(module, "prepare_decoder_input_ids_from_labels")
 
 
 def name_arguments(names: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Literal, Self, TypeVar
 import torch
 from torch import Tensor
 
-from repulsive.errors import RuleError
+from repulsive.errors import RuleError, is_number
 from repulsive.particles.gram import Gram, apply_matrix, compute_dtype, full_precision, gram
 
 
@@ -284,7 +284,7 @@ def check_number(rule: object, name: str, *, above: float | None = None, least: 
     """Raise `RuleError` unless the attribute `name` of a rule is a finite number in range."""
     value = getattr(rule, name)
     bound = f"> {above:g}" if above is not None else f">= {least:g}"
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    fits = is_number(value) and math.isfinite(value)
     if not fits or (above is not None and not value > above) or (least is not None and not value >= least):
         raise RuleError(f"{type(rule).__name__}({name}={value!r}): must be a number {bound}")
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from repulsive.errors import RuleError
+from repulsive.errors import RuleError, is_number
 
 Schedule = Callable[[int], float]
 
@@ -90,6 +90,5 @@ def _check(schedule: Constant | Until | Linear | Cosine | WarmUp) -> None:
         if one.name == "then" and callable(value):
             continue
         least = 1 if one.name == "steps" else 0
-        is_number = isinstance(value, float | int) and not isinstance(value, bool)
-        if not (is_number and value >= least):
+        if not (is_number(value) and value >= least):
             raise RuleError(f"{type(schedule).__name__}({one.name}={value!r}): must be a number, at least {least}")

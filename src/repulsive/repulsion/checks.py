@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from repulsive.errors import RuleError, SelectionError, UnknownSetting, check_whole, did_you_mean
+from repulsive.errors import RuleError, SelectionError, UnknownSetting, check_whole, did_you_mean, is_number
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import module_of
 from repulsive.particles.ladder import CosineLadder
@@ -131,8 +131,7 @@ def check_settings(rule: Rule | None, settings: Settings) -> Settings:
             f"noise_in={noise_in!r} does not work with noise that is scaled by gradients, such as noise='released'; "
             "leave noise_in out"
         )
-    is_number = isinstance(max_norm, float | int) and not isinstance(max_norm, bool)
-    if max_norm is not None and not (is_number and max_norm > 0):
+    if max_norm is not None and not (is_number(max_norm) and max_norm > 0):
         raise RuleError(f"max_norm={max_norm!r}: must be a positive number, or None")
     if max_norm is None and order == "repel-clip":
         raise RuleError(

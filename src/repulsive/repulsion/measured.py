@@ -127,4 +127,4 @@ def stacked(measure: Measure) -> Tensor:
 
 
 def _numbers(values: list[float]) -> list[float]:
-    return [value for value in values if value == value]  # NaN differs from itself
+    return [value for value in values if not math.isnan(value)]

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor
 
-from repulsive.errors import RunError
+from repulsive.errors import RunError, is_number
 from repulsive.lab.engine import result_checksums
 from repulsive.lab.engine.files import read_json
 from repulsive.lab.engine.scores import check_scores
@@ -135,13 +135,13 @@ class RunReader:
                 value = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(value, dict) and isinstance(value.get("kind"), str) and _is_number(value.get("step")):
+            if isinstance(value, dict) and isinstance(value.get("kind"), str) and is_number(value.get("step")):
                 lines.append(value)
         return lines
 
     def curve(self, kind: str, key: str) -> list[tuple[float, float]]:
         """Return (step, value) pairs of a quantity in `metrics.jsonl`, such as kind "dev" and key "accuracy"."""
-        lines = (line for line in self.lines() if line["kind"] == kind and _is_number(line.get(key)))
+        lines = (line for line in self.lines() if line["kind"] == kind and is_number(line.get(key)))
         return [(line["step"], line[key]) for line in lines]
 
     def keys(self, kind: str) -> list[str]:
@@ -182,7 +182,7 @@ class RunReader:
             evaluated = ", ".join(tables) or "nothing yet"
             raise RunError(f"{self.path}: was not evaluated on part {part!r}; it was on {evaluated}")
         metrics: dict[str, float] = tables[part]
-        if not all(map(_is_number, metrics.values())):
+        if not all(map(is_number, metrics.values())):
             raise RunError(f"{self.path / RESULT}: expected numbers for part {part!r}, got other values; it is damaged")
         if part not in self._verified and (self.path / f"{part}.safetensors").is_file():
             check_scores(metrics, self.items(part), self.path / f"{part}.safetensors")
@@ -219,7 +219,3 @@ def _checked(table: dict[str, Any], types: Mapping[str, Any], path: Path) -> dic
         if key in table and (not isinstance(table[key], kind) or isinstance(table[key], bool)):
             raise RunError(f"{path}: its {key} is {str(table[key])[:40]!r}, which cannot be; the file is damaged")
     return table
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -27,7 +27,7 @@ from repulsive.repulsion.backends.addresses import COLUMNS, DTYPES, SliceTable
 from repulsive.repulsion.backends.device_noise import DeviceNoise
 from repulsive.repulsion.backends.device_numbers import DeviceNumbers
 from repulsive.repulsion.backends.graph_cache import GraphCache
-from repulsive.repulsion.backends.launch_settings import GRAM, SOLVE
+from repulsive.repulsion.backends.launch_settings import SOLVE
 from repulsive.repulsion.backends.step_noise import FusedStepNoise
 from repulsive.repulsion.backends.variants import Prepared, Variant, settings_of
 from repulsive.repulsion.measured import FIELDS, stacked
@@ -221,11 +221,8 @@ class FusedUpdate:
         """
         from repulsive.repulsion.backends.triton_kernels import column_gram, gram
 
-        settings: dict[str, Any] | None = launch_settings.column_settings("gram", self.heads)
-        kernel = column_gram.column_gram_kernel
-        if settings is None:
-            settings = {**GRAM[self.padded], "PRECISION": launch_settings.precision(self.padded)}
-            kernel = gram.gram_kernel
+        is_by_column, settings = launch_settings.kernel_settings("gram", self.heads)
+        kernel = column_gram.column_gram_kernel if is_by_column else gram.gram_kernel
         kernel[(len(self.table.parts), self.splits, sources)](
             self.table.rows,
             self.table.current.pointers,
@@ -302,12 +299,8 @@ class FusedUpdate:
         from repulsive.repulsion.backends.triton_kernels import column_combine, combine
 
         launch = "combine with noise" if is_noisy else "combine"
-        settings: dict[str, Any] | None = launch_settings.column_settings(launch, self.heads)
-        kernel = column_combine.column_combine_kernel
-        if settings is None:
-            settings = launch_settings.combine_settings(self.padded, is_noisy)
-            settings = {**settings, "PRECISION": launch_settings.precision(self.padded)}
-            kernel = combine.combine_kernel
+        is_by_column, settings = launch_settings.kernel_settings(launch, self.heads)
+        kernel = column_combine.column_combine_kernel if is_by_column else combine.combine_kernel
         kernel[(len(self.table.parts), self._combine_splits[is_noisy])](
             self.table.rows,
             self.table.current.pointers,

@@ -6,6 +6,7 @@ They affect speed and rounding errors only. The tables have one entry per number
 from __future__ import annotations
 
 from functools import cache
+from typing import Any
 
 import torch
 
@@ -76,6 +77,24 @@ def column_settings(launch: str, heads: int) -> dict[str, int] | None:
     if settings is None or heads > settings.get("most_heads", heads) or not has_tuples():
         return None
     return {name: value for name, value in settings.items() if name not in _NOT_OF_THE_KERNEL}
+
+
+def kernel_settings(launch: str, heads: int) -> tuple[bool, dict[str, Any]]:
+    """Choose the Triton kernel of a launch and its settings.
+
+    Args:
+        launch: "gram", "combine" or "combine with noise".
+        heads: number of heads.
+
+    Returns:
+        Whether the kernel keeps columns in registers, and the settings.
+    """
+    settings = column_settings(launch, heads)
+    if settings is not None:
+        return True, settings
+    padded = pad_heads(heads)
+    sizes = GRAM[padded] if launch == "gram" else combine_settings(padded, launch == "combine with noise")
+    return False, {**sizes, "PRECISION": precision(padded)}
 
 
 def combine_settings(padded: int, is_noisy: bool) -> dict[str, int]:

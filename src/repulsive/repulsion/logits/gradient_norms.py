@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from repulsive.heads.layout import HeadSlice
+from repulsive.heads.layout import HeadSlice, as_slice
 from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.repulsion.backends.pieces import split_by_size
 from repulsive.repulsion.parameter_lookup import ParameterLookup
@@ -123,22 +123,19 @@ def _rows_of(layer: int, parts: Sequence[HeadSlice], lookup: ParameterLookup) ->
     for index, own in by_parameter.items():
         if len(own) == 1 and own[0].num_heads * own[0].dim == own[0].parameter().numel():
             result.append(_Rows(layer, own[0], index, None))
-        elif (span := _span(own)) is not None:
-            result.append(_Rows(layer, own[0], index, partial(_narrow, own[0].axis, *span)))
+        elif (rows := _joint_rows(own)) is not None:
+            result.append(_Rows(layer, own[0], index, partial(_narrow, own[0].axis, rows)))
         else:
             result += [_Rows(layer, part, index, part.take) for part in own]
     return result
 
 
-def _span(parts: Sequence[HeadSlice]) -> tuple[int, int] | None:
-    """Return start and length of the rows of some slices if they follow each other without gaps; else None."""
+def _joint_rows(parts: Sequence[HeadSlice]) -> slice | None:
+    """Return the rows of some slices if they follow each other without gaps; else None."""
     if {type(part) for part in parts} != {HeadSlice} or len({part.axis for part in parts}) != 1:
         return None
-    rows = torch.cat([part.rows.flatten() for part in parts]).sort().values
-    start, length = int(rows[0]), rows.numel()
-    follow = torch.equal(rows, torch.arange(start, start + length, device="cpu"))
-    return (start, length) if follow else None
+    return as_slice(torch.cat([part.rows.flatten() for part in parts]).sort().values)
 
 
-def _narrow(axis: int, start: int, length: int, grad: Tensor) -> Tensor:
-    return grad.narrow(axis, start, length)
+def _narrow(axis: int, rows: slice, grad: Tensor) -> Tensor:
+    return grad.narrow(axis, rows.start, rows.stop - rows.start)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from repulsive.errors import RuleError
-from repulsive.heads.layout import whole_tensor
+from repulsive.heads.layout import as_slice, whole_tensor
 from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
@@ -83,9 +83,7 @@ class _Source:
     @classmethod
     def of(cls, projection: Projection) -> _Source:
         rows = projection.rows.flatten()
-        first, count = int(rows[0]), len(rows)
-        is_contiguous = torch.equal(rows, torch.arange(first, first + count, device="cpu"))
-        columns = slice(first, first + count) if is_contiguous else rows
+        columns = as_slice(rows) or rows
         modules = [target.slice.module for target in projection.targets if not target.is_bias]
         adapters = modules if modules[0] is not projection.output else []
         sizes = projection.group.num_heads, projection.width
