@@ -28,7 +28,7 @@ def consecutive_rows(heads: int, width: int = 1) -> Tensor:
 
 
 def as_slice(rows: Tensor) -> slice | None:
-    """Return the slice of rows that follow each other without gaps, in this order; else None.
+    """Return consecutive, increasing row indices as a slice; None for other indices.
 
     Example:
         >>> as_slice(torch.tensor([2, 3, 4])), as_slice(torch.tensor([2, 4]))

@@ -305,7 +305,11 @@ class HeadMonitor:
     # -- state --------------------------------------------------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        """Stay as it is in a copied model, which is not monitored. A copy of the monitor alone is an error."""
+        """Return this monitor: a copied model is not monitored, and refers to the monitor of the original.
+
+        Raises:
+            StateError: the monitor itself is copied.
+        """
         if not memo:
             self.__reduce_ex__(None)
         return self

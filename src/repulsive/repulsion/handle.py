@@ -248,7 +248,7 @@ class Handle:
         return self._measurements.first_report(self._updates.skipped)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
-        """Stay as it is in a copied model: only the optimizer calls a handle, and it trains the original.
+        """Return this handle: a copied model refers to the handle of the original, which belongs to its optimizer.
 
         Raises:
             StateError: the handle itself is copied, or its optimizer is copied with it.

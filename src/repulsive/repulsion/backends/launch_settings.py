@@ -58,7 +58,7 @@ BY_COLUMN: dict[int, dict[str, dict[str, int]]] = {
         "combine with noise": {"BLOCK": 128, "num_warps": 1, "programs": 12, "WIDTH": 4, "UNROLL": 1, "most_heads": 12},
     }
 }
-_NOT_OF_THE_KERNEL = ("programs", "most_heads")
+_NOT_KERNEL_SETTINGS = ("programs", "most_heads")
 
 
 def pad_heads(heads: int) -> int:
@@ -76,7 +76,7 @@ def column_settings(launch: str, heads: int) -> dict[str, int] | None:
     settings = BY_COLUMN.get(pad_heads(heads), {}).get(launch)
     if settings is None or heads > settings.get("most_heads", heads) or not has_tuples():
         return None
-    return {name: value for name, value in settings.items() if name not in _NOT_OF_THE_KERNEL}
+    return {name: value for name, value in settings.items() if name not in _NOT_KERNEL_SETTINGS}
 
 
 def kernel_settings(launch: str, heads: int) -> tuple[bool, dict[str, Any]]:

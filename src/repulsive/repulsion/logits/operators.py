@@ -45,10 +45,10 @@ def register(receiver: Receiver) -> int:
 
 
 def check_hooks_of_compiled_models() -> None:
-    """Make compiled models check for hooks, and compile those again that were compiled without this check.
+    """Make torch.compile check for hooks, and discard the graphs that were compiled without this check.
 
-    By default torch does not check for hooks, and runs the graph of a model also for others of the same class: a model
-    that is repelled would run that of its plain twin.
+    By default torch.compile does not check for hooks, and may run a graph that it compiled for another model of the
+    same class. A repelled model would then run the graph of its plain twin, which samples no tokens.
     """
     import torch._dynamo
 
