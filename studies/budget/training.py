@@ -112,7 +112,7 @@ def train(job: Job, file: TextIO) -> None:
             record["test"] = _kept(result["test"])
         record["epoch_seconds"] = round(_epoch_seconds(started, loop.epoch_ends), 3)
     device = torch.cuda.get_device_name(loop.device) if loop.device.type == "cuda" else loop.device.type
-    record |= {"seconds": round(time.monotonic() - started, 2), "device": device}
+    record |= {"seconds": round(time.monotonic() - started, 3), "device": device}
     (job.folder / RECORD).write_text(json.dumps(record))
 
 
