@@ -142,6 +142,17 @@ def test_no_errors_no_overflow_and_the_stored_looks(browser, pages, kind, width,
     assert changed <= TOLERANCE, f"{stored.name} differs by {changed:.1f} of 255 on average"
 
 
+def test_on_a_phone_words_keep_their_numbers_and_wide_tables_have_a_shade(browser, pages):
+    with driven_page(browser, pages["demo"], width=390) as (page, _):
+        lines = page.evaluate("[...document.querySelectorAll('.evidence .e')].map(e => e.getClientRects().length)")
+        wide = page.evaluate(
+            "[...document.querySelectorAll('.scroll')].filter(e => e.scrollWidth > e.clientWidth).length"
+        )
+        shade = page.evaluate("getComputedStyle(document.querySelector('.scroll')).backgroundImage")
+    assert set(lines) <= {0, 1} and 1 in lines  # 0: in an example that is not shown
+    assert wide and shade.count("linear-gradient") == 2
+
+
 def test_the_comparison_ignores_fonts_and_notices_missing_parts(browser, pages):
     stored = {kind: Image.open(FOLDER / f"{kind}-1280-light.png") for kind in ("inspect-text", "inspect-images")}
     dark = Image.open(FOLDER / "inspect-text-1280-dark.png")
