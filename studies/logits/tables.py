@@ -32,6 +32,13 @@ OVERVIEW = """# Repulsion 0.1 between logits, all experiments
 
 Loss in nats per byte on validation text; each arm at its own learning rate, paired by seed, 95 % intervals.
 """
+ARM_COLORS = {
+    "plain": "#444444",
+    "repulsion 0.1": "#0b7a75",
+    "attraction 0.1": "#b5443c",
+    "wrong partner 0.1": "#c08a1e",
+    "first tenth of training": "#3b6fb6",
+}
 FAVOURITES = ("repulsion 0.1", "attraction 0.1", "wrong partner 0.1", "QK-norm", "10 % more steps")
 
 
@@ -167,46 +174,56 @@ def _draw_training(experiments: dict[str, Table], path: Path) -> None:
     from matplotlib import pyplot
 
     chosen = [name for name in ("tiny", "small", "tiny-long") if name in experiments]
-    colors = dict(
-        zip(
-            ("plain", "repulsion 0.1", "attraction 0.1", "wrong partner 0.1", "first tenth of training"),
-            ("#444444", "#0b7a75", "#b5443c", "#c08a1e", "#3b6fb6"),
-            strict=True,
-        )
-    )
-    size = (4.0 * len(chosen), 5.2)
+    size = (4.0 * len(chosen), 5.6)
     figure, axes = pyplot.subplots(2, len(chosen), figsize=size, layout="constrained", squeeze=False)
     for column, name in enumerate(chosen):
         table = experiments[name]
-        for arm, color in colors.items():
+        for arm, color in ARM_COLORS.items():
             if not any(other == arm for other, _, _ in table):
                 continue
             rate = best_rate(table, arm)
-            seeds = sorted(seed for other, at, seed in table if other == arm and at == rate)
-            plain = {seed: table.get((REFERENCE, rate, seed)) for seed in seeds}
-            rows = [table[arm, rate, seed] for seed in seeds]
-            steps = min((row["log"]["step"] for row in rows), key=len)  # runs beside longer ones have more entries
-            logs = [row["log"]["mean"] for row in rows]
-            alike = [statistics.fmean(statistics.fmean(log[i]) for log in logs) for i in range(len(steps))]
-            axes[1][column].plot(steps, alike, color=color, label=arm)
-            pairs = [(row, plain[row["seed"]]) for row in rows if plain[row["seed"]] is not None]
+            rows = [row for (other, at, _), row in sorted(table.items()) if other == arm and at == rate]
+            axes[1][column].plot(*_mean_curve(list(map(_similarity, rows))), color=color, label=arm)
+            pairs = [(row, twin) for row in rows if (twin := table.get((REFERENCE, rate, row["seed"])))]
             if pairs and arm != REFERENCE:
-                length = min(len(steps), *(len(p["log"]["step"]) for _, p in pairs))
-                losses = [(row["log"]["loss"], twin["log"]["loss"]) for row, twin in pairs]
-                less = [statistics.fmean(mine[i] - other[i] for mine, other in losses) for i in range(length)]
-                axes[0][column].plot(steps[:length], less, color=color, label=arm)
-        axes[0][column].set_title(name, fontsize=9)
+                axes[0][column].plot(*_mean_curve([_excess(*pair) for pair in pairs]), color=color)
+        shape = next(iter(table.values()))["size"]
+        axes[0][column].set_title(f"{name}: {shape['layers']} layers, width {shape['width']}", fontsize=9)
         axes[0][column].axhline(0, color="black", linewidth=0.8)
         axes[0][column].set_ylim(-0.04, 0.06)  # early in training the loss is up to 0.3 higher
         axes[1][column].set_xlabel("step", fontsize=8)
-    axes[0][0].set_ylabel("training loss minus plain (same rate)", fontsize=8)
-    axes[1][0].set_ylabel("mean cosine of logits", fontsize=8)
-    axes[1][0].legend(fontsize=7)
+    axes[0][0].set_ylabel("training loss minus that of plain\ntraining, nats per byte", fontsize=8)
+    axes[1][0].set_ylabel("mean cosine between\nthe logits of two heads", fontsize=8)
+    figure.legend(
+        *axes[1][0].get_legend_handles_labels(), ncols=5, fontsize=8, loc="outside lower center", frameon=False
+    )
     for one in axes.flat:
         one.tick_params(labelsize=7)
         one.grid(alpha=0.3)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+
+
+def _similarity(row: Row) -> dict[int, float]:
+    """Return the mean cosine over layers at each step of the training."""
+    return {step: statistics.fmean(row["log"]["mean"][i]) for i, step in _steps(row)}
+
+
+def _excess(row: Row, twin: Row) -> dict[int, float]:
+    """Return the training loss minus that of a twin, at the steps that both have."""
+    other = {step: twin["log"]["loss"][i] for i, step in _steps(twin)}
+    return {step: row["log"]["loss"][i] - other[step] for i, step in _steps(row) if step in other}
+
+
+def _steps(row: Row) -> list[tuple[int, int]]:
+    """List positions and steps of a log; entries after the end were written while a longer run went on beside."""
+    return [(i, step) for i, step in enumerate(row["log"]["step"]) if step < row["size"]["steps"]]
+
+
+def _mean_curve(curves: list[dict[int, float]]) -> tuple[list[int], list[float]]:
+    """Average curves at the steps that all of them have."""
+    steps = sorted(set.intersection(*map(set, curves)))
+    return steps, [statistics.fmean(curve[step] for curve in curves) for step in steps]
 
 
 if __name__ == "__main__":

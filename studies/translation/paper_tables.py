@@ -215,7 +215,7 @@ def _charts(curves: Mapping[str, Mapping[int, Curves]]) -> list[Chart]:
             ]
             for row, seeds in curves.items()
         }
-        title = f"NLL (dev) less that of {ROWS[baseline].label}"
+        title = f"NLL (dev) minus that of {ROWS[baseline].label}"
         charts.append(learning_curve(title, {row: runs for row, runs in differences.items() if runs}, NAME))
     for metric, (title, file) in FIGURES.items():
         lines = {

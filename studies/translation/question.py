@@ -73,7 +73,7 @@ def _draw(rows: Sequence[FinishedRow], results: Path) -> None:
     absolute = {label: list(curves.values()) for label, curves in late.items()}
     charts = [
         learning_curve("NLL of the development set", absolute, "question"),
-        learning_curve(f"NLL less that of {baseline}", differences, "question-difference"),
+        learning_curve(f"NLL minus that of {baseline}", differences, "question-difference"),
     ]
     write_svgs(charts, results)
 

@@ -191,6 +191,16 @@ def test_every_chart_and_row_of_grids_becomes_svg_and_pdf(tmp_path):
     assert all(path.read_bytes() == (tmp_path / "figures" / path.name).read_bytes() for path in again)
 
 
+def test_a_long_name_fits_beside_the_y_axis():
+    matplotlib = pytest.importorskip("matplotlib")
+    chart = learning_curve("Largest attention logit, mean over heads", {"MA": [[(0, 1.0), (1, 2.0)]]})
+    with matplotlib.rc_context(figure_files._SETTINGS):
+        figure = chart_figure(chart, ["MA"])
+        figure.draw_without_rendering()
+        label = figure.axes[0].yaxis.label.get_window_extent()
+    assert label.y0 >= 0 and label.y1 <= figure.bbox.height
+
+
 def test_figures_use_the_colours_of_the_page():
     style = files("repulsive.pages.html").joinpath("page.css").read_text(encoding="utf-8")
     light = re.search(r":root \{(.*?)\}", style, re.S)[1]

@@ -60,3 +60,14 @@ def test_the_table_of_images_agrees_with_the_results():
     with studies("studies.logits.images") as images:
         table = images.table(json.loads((folder / "images.json").read_text()))
     assert table in (folder / "images.md").read_text()
+
+
+def test_curves_end_with_the_training_and_compare_equal_steps():
+    """A run beside a longer one has entries after its end; seeds may have logged other steps."""
+    size = {"steps": 20}
+    short = {"size": size, "log": {"step": [0, 10, 19], "loss": [3.0, 2.0, 1.0], "mean": [[0.1], [0.2], [0.3]]}}
+    beside = {"size": size, "log": {"step": [0, 5, 10, 19, 20], "loss": [4.0] * 5, "mean": [[0.3]] * 5}}
+    with studies("studies.logits.tables") as tables:
+        assert tables._excess(beside, short) == {0: 1.0, 10: 2.0, 19: 3.0}
+        steps, means = tables._mean_curve([tables._similarity(short), tables._similarity(beside)])
+    assert steps == [0, 10, 19] and means == pytest.approx([0.2, 0.25, 0.3])

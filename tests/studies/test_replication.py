@@ -90,3 +90,10 @@ def test_the_errors_by_number_of_heads():
     cosine, plain, svgd = (means["nll"][arm] for arm in ("cosine-smoothing", "ma", "svgd"))
     assert f"stays between {min(cosine.values()):.3f} and {max(cosine.values()):.3f} from 5 to 40" in page
     assert f"rises from {plain[5]:.3f} to {plain[40]:.3f}" in page and f"rises to {svgd[40]:.3f}" in page
+
+
+def test_names_of_rows_fit_beside_the_axis():
+    """A character is about 6.1 pixels wide; names end at x = 158, and the picture has a margin of 8."""
+    for picture in (ROOT / "docs" / "pictures").glob("replication*.svg"):
+        names = re.findall(r'<text x="158" [^>]*text-anchor="end">([^<]*)<', picture.read_text(encoding="utf-8"))
+        assert len(names) > 5 and max(map(len, names)) * 6.1 <= 150, picture.name

@@ -82,7 +82,7 @@ def accuracy_at_plain_settings(files: ResultFiles, data: str, method: str, why: 
     name, _, other = DATA[data]
     control = f"{SHORT[method]}@ma"
     ours, what = files.control_minus_plain(data, control, "accuracy"), trained_on(files, data, control=control)
-    claim, title = f"{name}, {METHODS[method]}: at plain attention's settings", "… at plain attention's settings"
+    claim, title = f"{name}, {METHODS[method]}: at plain attention's settings", "… with plain's settings"
     return ResultClaim(claim, None, ours, what, why, ACCURACY, title, other, is_control=True)
 
 

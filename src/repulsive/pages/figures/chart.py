@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from textwrap import fill
 from typing import Any
 
 from repulsive.pages.axes import extent, is_finite, ticks
@@ -16,6 +17,7 @@ SECOND_DASH = (0, (7, 2, 1, 2, 1, 2))  # methods 9 to 16 reuse the eight colours
 _SIZE = (3.3, 2.3)  # inches: one column of a paper
 _MAX_INSIDE = 5  # a longer legend would cover the curves and is placed beside them
 _LEGEND_WIDTH = 1.9  # inches, for a legend beside the curves
+_MAX_LABEL = 30  # characters that fit beside the y axis
 
 
 def chart_figure(chart: Chart, methods: Sequence[str]) -> Any:
@@ -45,7 +47,7 @@ def chart_figure(chart: Chart, methods: Sequence[str]) -> Any:
     if chart.x_limits is not None:
         axes.set_xlim(*chart.x_limits)
     axes.set_xlabel(plain(chart.x_name))
-    axes.set_ylabel(plain(chart.y_name or chart.name))
+    axes.set_ylabel(fill(plain(chart.y_name or chart.name), _MAX_LABEL))
     axes.grid(axis="y", color="#d9dde5", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
