@@ -13,7 +13,7 @@ from repulsive.lab.systems.registry import open_recipe
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "choosing.md"
 RESULTS = PAGE.parents[1] / "results"
-CITED = re.compile(r"\]\((\.\./results/[^)]+)\)")
+CITED = re.compile(r"\]\((\.\./results/[^)#]+)(?:#[^)]*)?\)")
 NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?:e-?\d+)?(?![\w.])")
 
 
