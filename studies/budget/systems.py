@@ -156,7 +156,7 @@ TRANSLATION = System(
     refined=3,
     seeds=5,
     start_seconds=5.0,
-    epoch_seconds=0.3,  # results/README.md: 111 runs of 30 epochs, 14 side by side, in 990 s
+    epoch_seconds=0.3,  # results/translation/README.md: 111 runs of 30 epochs, 14 side by side, in 990 s
     shown={"bleu": Metric("BLEU", 2, 1), "nll": Metric("NLL", 4, -1), "accuracy": Metric("accuracy", 4, 1)},
 )
 
@@ -197,7 +197,7 @@ GRAPHS = System(
     refined=2,
     seeds=3,
     start_seconds=12.0,
-    epoch_seconds=1.43,  # results/README.md: 20 epochs in 258 s, 9 runs side by side, in float32
+    epoch_seconds=1.43,  # results/graphs/README.md: 20 epochs in 258 s, 9 runs side by side, in float32
     shown={
         "bleu": Metric("BLEU-4", 2, 1),
         "nll": Metric("NLL", 4, -1),
