@@ -135,11 +135,7 @@ def all_cells(runs: Runs) -> str:
 
 
 # The tables of docs/optimizers.md, by the name in the comments around them.
-BLOCKS: dict[str, Callable[[Runs], str]] = {
-    "places": places_table,
-    "full": full_table,
-    "noisy": noisy_table,
-}
+BLOCKS: dict[str, Callable[[Runs], str]] = {"places": places_table}
 
 
 def replaced(page: str, name: str, block: str) -> str:

@@ -135,6 +135,21 @@ def test_the_pages_agree_with_the_stored_numbers(modules, runs):
         assert page.replaced(text, name, block(runs)) == text, command
 
 
+def test_the_page_states_excess_variances_as_measured(modules, runs):
+    def rows(table):
+        cells = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+        return {first: rest[:3] for first, *rest in cells}
+
+    text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    stated = rows(text[text.index("| optimizer | step 0.001 |") :].split("\n\n")[0])
+    measured = rows(modules["page"].full_table(runs))
+    names = ("SGD", "Adam", "Adam, b2 0.9999", "Adam, b2 0.99999", "RMSprop")
+    for (row, numbers), name in zip(stated.items(), names, strict=True):
+        assert [number.split()[0] for number in numbers] == measured[name], row
+    assert measured["SGD, momentum 0.9"] == measured["SGD"]
+    assert [numbers.split()[-1] for numbers in stated[list(stated)[3]]] == measured["Adam, fixed v"]
+
+
 # -- what was measured -------------------------------------------------------------------------------------------------
 
 
