@@ -27,7 +27,8 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w+)[^\n]*\n(?P<text>.*?)^(?P=indent)```",
     re.M | re.S,
 )
-LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:|#)([^)#\s]+)")
+LINK = re.compile(r"\[[^\]]*\]\((?!https?://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
+RECORDS = [ROOT / "CHANGELOG.md", *sorted((ROOT / "studies").rglob("*.md")), *sorted((ROOT / "results").rglob("*.md"))]
 
 
 @dataclass(frozen=True)
@@ -178,9 +179,42 @@ def test_cheap_commands_run(capfd):
         assert capfd.readouterr().out.strip()
 
 
-@pytest.mark.parametrize("path", [*DOCUMENTS, ROOT / "CHANGELOG.md"], ids=name)
+def anchors(markdown: str) -> set[str]:
+    """The anchors of headings, as GitHub and MkDocs make them, and of elements with an id."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", FENCE.sub("", markdown))
+    headings = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in re.findall(r"^#+ (.+)$", text, re.M)]
+    return {heading.strip().replace(" ", "-") for heading in headings} | set(re.findall(r'id="([^"]+)"', text))
+
+
+def dead_links(path: Path) -> list[str]:
+    """Links of a page to files that do not exist, and to headings that a page does not have."""
+    dead = []
+    for file, anchor in LINK.findall(FENCE.sub("", path.read_text())):
+        target = path.parent / file if file else path
+        is_page = target.suffix == ".md" and target.is_file()
+        # MkDocs makes pages of docs/api; test_site.py checks their anchors.
+        if not target.exists() or (
+            anchor and is_page and "api" not in target.parts and anchor not in anchors(target.read_text())
+        ):
+            dead.append(f"{file}#{anchor}" if anchor else file)
+    return dead
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_links_lead_somewhere(path):
-    assert [link for link in LINK.findall(path.read_text()) if not (path.parent / link).exists()] == []
+    assert dead_links(path) == []
+
+
+def test_links_of_results_and_studies_lead_somewhere():
+    assert len(RECORDS) > 50
+    assert {name(path): dead for path in RECORDS if (dead := dead_links(path))} == {}
+
+
+def test_dead_links_and_anchors_are_found(tmp_path):
+    (tmp_path / "a.md").write_text(
+        "# One two: `x`\n[y](b.md) [z](#one-two-x) [w](#one) [v](a.md#two)\n```text\n[u](c)\n```\n"
+    )
+    assert dead_links(tmp_path / "a.md") == ["b.md", "#one", "a.md#two"]
 
 
 def test_abbreviations_are_in_the_glossary():
