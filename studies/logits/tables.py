@@ -145,11 +145,12 @@ def _draw_differences(table: Table, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "repulsive"  # the same results give the same bytes
     from matplotlib import pyplot
 
     arms = [arm for arm in dict.fromkeys(arm for arm, _, _ in table) if arm != REFERENCE]
     differences = sorted(((arm, *difference(table, arm, REFERENCE)) for arm in arms), key=lambda row: -row[1])
-    figure, axes = pyplot.subplots(figsize=(7.5, 0.26 * len(differences) + 1.0), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(5.4, 0.2 * len(differences) + 1.0), layout="constrained")
     for height, (arm, mean, interval) in enumerate(differences):
         color = "#0b7a75" if _repels(table, arm) else "#777777"
         low, high = interval or (mean, mean)
@@ -157,11 +158,11 @@ def _draw_differences(table: Table, path: Path) -> None:
         axes.plot(mean, height, "o", color=color, markersize=5)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(differences)), [arm for arm, *_ in differences], fontsize=8)
-    axes.set_xlabel("loss minus that of plain training, nats per byte (95 % interval; left is better)", fontsize=8)
+    axes.set_xlabel("loss minus that of plain training, nats per byte\n(95 % interval; left is better)", fontsize=8)
     axes.tick_params(axis="x", labelsize=8)
     axes.set_ylim(-0.7, len(differences) - 0.3)
     axes.grid(axis="x", alpha=0.3)
-    axes.set_title("green: heads of a layer repel in their logits", fontsize=8)
+    axes.set_title("green: heads of a layer repel in their logits; grey: other changes", fontsize=8)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
 
@@ -171,10 +172,11 @@ def _draw_training(experiments: dict[str, Table], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "repulsive"  # the same results give the same bytes
     from matplotlib import pyplot
 
     chosen = [name for name in ("tiny", "small", "tiny-long") if name in experiments]
-    size = (4.0 * len(chosen), 5.6)
+    size = (2.6 * len(chosen), 4.8)
     figure, axes = pyplot.subplots(2, len(chosen), figsize=size, layout="constrained", squeeze=False)
     for column, name in enumerate(chosen):
         table = experiments[name]
@@ -188,14 +190,14 @@ def _draw_training(experiments: dict[str, Table], path: Path) -> None:
             if pairs and arm != REFERENCE:
                 axes[0][column].plot(*_mean_curve([_excess(*pair) for pair in pairs]), color=color)
         shape = next(iter(table.values()))["size"]
-        axes[0][column].set_title(f"{name}: {shape['layers']} layers, width {shape['width']}", fontsize=9)
+        axes[0][column].set_title(f"{name}: {shape['layers']} layers, width {shape['width']}", fontsize=8)
         axes[0][column].axhline(0, color="black", linewidth=0.8)
         axes[0][column].set_ylim(-0.04, 0.06)  # early in training the loss is up to 0.3 higher
         axes[1][column].set_xlabel("step", fontsize=8)
     axes[0][0].set_ylabel("training loss minus that of plain\ntraining, nats per byte", fontsize=8)
     axes[1][0].set_ylabel("mean cosine between\nthe logits of two heads", fontsize=8)
     figure.legend(
-        *axes[1][0].get_legend_handles_labels(), ncols=5, fontsize=8, loc="outside lower center", frameon=False
+        *axes[1][0].get_legend_handles_labels(), ncols=3, fontsize=8, loc="outside lower center", frameon=False
     )
     for one in axes.flat:
         one.tick_params(labelsize=7)
