@@ -330,6 +330,13 @@ def test_the_focus_ring_does_not_suggest_an_answer(browser, made):
         assert page.evaluate(style, ["structure", ".choices"]) == "none"
 
 
+def test_questions_do_not_cover_the_texts_while_the_instructions_are_open(browser, made):
+    bottom = "document.querySelector('.texts').getBoundingClientRect().bottom"
+    top = "document.querySelector('.questions').getBoundingClientRect().top"
+    with driven_page(browser, made.page) as (page, _):
+        assert page.evaluate("document.getElementById('about').open") and page.evaluate(f"{bottom} <= {top}")
+
+
 def test_questions_stay_visible_below_long_texts_on_a_large_screen(browser, long):
     with driven_page(browser, long.page) as (page, _):
         number = next(n for n in range(1, 31) if "word word" in page.text_content(f"#pair-{n}"))
