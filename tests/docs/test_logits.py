@@ -1,12 +1,12 @@
-"""Numbers that the page on logits states are those of the tables it links to."""
+"""Numbers that the two pages on logits state are those of the tables they link to."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "logits.md").read_text(encoding="utf-8")
+PAGE, STUDY = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("logits.md", "logits-study.md"))
 INTERVAL = re.compile(r"[+-]0\.\d{4} \[[+-]0\.\d{4}, [+-]0\.\d{4}\]")
-# Experiments of results/logits, and their titles in the page's table. The page uses tiny-early in another section.
+# Experiments of results/logits, and their titles in the table of the study. It uses tiny-early in another section.
 EXPERIMENTS = {
     "tiny": "tiny: 4 layers, 4 heads, width 128",
     "tiny-heads2": "2 heads",
@@ -34,14 +34,14 @@ def results() -> dict[str, list[str]]:
 
 
 def test_every_interval_is_in_a_table():
-    stated = INTERVAL.findall(PAGE)
+    stated = INTERVAL.findall(PAGE + STUDY)
     tables = " ".join(file.read_text(encoding="utf-8") for file in (ROOT / "results" / "logits").glob("*.md"))
     assert len(stated) > 15
     assert [interval for interval in stated if interval not in tables] == []
 
 
 def test_the_table_of_experiments_is_that_of_the_results():
-    stated, measured = rows_under("experiment", PAGE), results()
+    stated, measured = rows_under("experiment", STUDY), results()
     assert list(stated) == list(EXPERIMENTS.values())
     assert set(measured) - set(EXPERIMENTS) == {"tiny-early"}
     for name, title in EXPERIMENTS.items():
