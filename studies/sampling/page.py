@@ -1,4 +1,4 @@
-"""Tables of the study of sampling, for results/sampling/gaussians.md and docs/optimizers.md."""
+"""Tables of the study of sampling, for results/sampling/gaussians.md and docs/noise.md."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def all_cells(runs: Runs) -> str:
     return format_table(head, rows)
 
 
-# The tables of docs/optimizers.md, by the name in the comments around them.
+# The tables of docs/noise.md, by the name in the comments around them.
 BLOCKS: dict[str, Callable[[Runs], str]] = {"places": places_table}
 
 

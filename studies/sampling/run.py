@@ -98,7 +98,7 @@ def main(words: Sequence[str] | None = None) -> None:
     runs = json.loads(stored.read_text())["runs"]
     save(options.out / "gaussians.md", describe(runs))
     if options.out == ROOT / "results" / "sampling":
-        page = ROOT / "docs" / "optimizers.md"
+        page = ROOT / "docs" / "noise.md"
         text = page.read_text(encoding="utf-8")
         for name, block in BLOCKS.items():
             text = replaced(text, name, block(runs))

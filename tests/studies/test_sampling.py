@@ -130,7 +130,7 @@ def test_all_runs_are_stored(modules, runs):
 def test_the_pages_agree_with_the_stored_numbers(modules, runs):
     command, page = "run: python -m studies.sampling.run --tables", modules["page"]
     assert page.describe(runs) == (RESULTS / "gaussians.md").read_text(encoding="utf-8"), command
-    text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "noise.md").read_text(encoding="utf-8")
     for name, block in page.BLOCKS.items():
         assert page.replaced(text, name, block(runs)) == text, command
 
@@ -140,7 +140,7 @@ def test_the_page_states_excess_variances_as_measured(modules, runs):
         cells = [[cell.strip(" *") for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
         return {first: rest[:3] for first, *rest in cells}
 
-    text = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "noise.md").read_text(encoding="utf-8")
     stated = rows(text[text.index("| optimizer | step 0.001 |") :].split("\n\n")[0])
     measured = rows(modules["page"].full_table(runs))
     names = ("SGD", "Adam", "Adam, b2 0.9999", "Adam, b2 0.99999", "RMSprop")

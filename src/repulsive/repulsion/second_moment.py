@@ -22,7 +22,7 @@ def fix_second_moment(optimizer: Any) -> None:
 
     Langevin steps may be scaled by any constant, another one for each weight. The second moment is not constant: if it
     averages over few decorrelation times, it is larger where gradients are larger, and samples vary too much
-    (`docs/optimizers.md`). Call this function after the second moment has averaged over enough steps, and drop the
+    (`docs/noise.md`). Call this function after the second moment has averaged over enough steps, and drop the
     samples until the weights have forgotten where they were.
 
     All parameters of the optimizer are affected. The decay rate in its `param_groups` and the number of steps in its
