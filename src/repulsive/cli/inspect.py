@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from repulsive.cli.say import say, say_tables
+from repulsive.cli.output import print_tables, print_text
 from repulsive.errors import RunError
 
 if TYPE_CHECKING:
@@ -101,13 +101,13 @@ def inspect(
     else:
         page, content = _inspect(job, as_json, full)
     if not inputs.batches:
-        say(
+        print_text(
             "\nnote: without inputs only weights are measured; add --text, --sentence, --images or --example to measure"
             " the similarity of logits, attention and outputs, and the importance of heads",
             err=as_json,
         )
     written = [str(page), *([str(write_card(card, content))] if card else [])]
-    say(f"\nwritten to {' and '.join(written)}", err=as_json)
+    print_text(f"\nwritten to {' and '.join(written)}", err=as_json)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,9 +150,9 @@ def _inspect(job: _Job, as_json: bool, full: bool) -> tuple[Path, Card]:
     with _ablation_bar() as progress:
         result = inspect_heads(job.inputs.model, job.inputs.batches, progress=progress, **job.settings)
     if as_json or full:
-        say(inspection_json(result) if as_json else as_text(result))
+        print_text(inspection_json(result) if as_json else as_text(result))
     else:
-        say_tables(short_summary(result))
+        print_tables(short_summary(result))
     facts = job.facts([("Model", job.target)], result.items)
     title = f"Heads of {job.target}"
     pictures = job.pictures()
@@ -170,7 +170,7 @@ def _compare(job: _Job, name: str, other: nn.Module, as_json: bool) -> tuple[Pat
 
     with _ablation_bar() as progress:
         result = compare_models(job.inputs.model, other, job.inputs.batches, progress=progress, **job.settings)
-    say(encode_comparison(result) if as_json else comparison_text(result))
+    print_text(encode_comparison(result) if as_json else comparison_text(result))
     facts = job.facts([("Before", job.target), ("After", name)], result.before.items)
     title = f"Heads of {job.target} and {name}"
     pictures = job.pictures()
