@@ -33,8 +33,8 @@ from repulsive.errors import RepulsiveError
 from repulsive.lab.bench.clock import synchronise, undisturbed, wall
 from repulsive.lab.bench.command import choose_device
 from repulsive.lab.bench.machine import describe
-from repulsive.lab.bench.participants import SharedModel, compile_apart
 from repulsive.lab.bench.presets import PRESETS, find_preset
+from repulsive.lab.bench.training_variants import SharedModel, compile_apart
 from repulsive.lab.bench.turns import TRAINING
 from repulsive.safety.markdown import format_table
 
