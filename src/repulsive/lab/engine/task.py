@@ -151,6 +151,20 @@ class Task(ABC):
         raise ConfigError("--foreign compares how confident classifiers are; these runs are of another task")
 
 
+class DeviceTask(Task):
+    """A task whose data splits all fit on the device, so that a batch copies only its indices there.
+
+    Subclasses set `parts` in their constructor.
+    """
+
+    parts: dict[str, Any]  # name of a split -> its data, which have a method `to`
+    _device = torch.device("cpu")
+
+    def to(self, device: torch.device) -> None:
+        self._device = device
+        self.parts = {name: part.to(device) for name, part in self.parts.items()}
+
+
 def as_task(task: Any) -> Task:
     """Return an object that has all members of `Task`.
 

@@ -16,7 +16,7 @@ from repulsive.lab.engine import assets as run_assets
 from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.reporting import EXAMPLES, Examples, Measured, ReportOptions
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
+from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
 from repulsive.lab.systems.classification.foreign import open_foreign
 from repulsive.lab.systems.classification.inputs import model_inputs
 from repulsive.lab.systems.classification.measure import measure_classifier, predictions
@@ -83,7 +83,7 @@ class Classification(Recipe):
             raise ValueError("training.compile=true: batches of classification have many shapes; leave it out")
 
 
-class ClassificationTask(Task):
+class ClassificationTask(DeviceTask):
     """Classification task: sentences, or sentence pairs, and their classes.
 
     Args:
@@ -106,7 +106,6 @@ class ClassificationTask(Task):
         self.checksums: Mapping[str, str] = self.data.manifest["files"]
         self.parts: dict[str, Part] = dict(self.data.parts)
         self._examples = examples or {}
-        self._device = torch.device("cpu")
         width, vectors = recipe.model.embedding, run_assets.vector_size(self.data)
         if width and vectors and width != vectors:
             raise ConfigError(
@@ -144,11 +143,6 @@ class ClassificationTask(Task):
             gate=sizes.gate,
         )
         return (PairClassifier if self.is_pairs else SentenceClassifier)(config, self.data.vectors)
-
-    def to(self, device: torch.device) -> None:
-        """Move all sentences to the device, which they fit on, so that a batch copies only its indices there."""
-        self._device = device
-        self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
     def order(self, epoch: int) -> list[Batch]:
         return list(self._buckets.epoch(epoch))

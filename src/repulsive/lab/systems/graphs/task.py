@@ -16,7 +16,7 @@ from repulsive.lab.engine.assets import DATA, data_json, read_data_json
 from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.reporting import Measured, ReportOptions, measure_ablations
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
+from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
 from repulsive.lab.layers.beam_search import Ends, check_search
 from repulsive.lab.systems.graphs.attention import GraphSizes
 from repulsive.lab.systems.graphs.batches import GraphBatch, GraphBuckets, GraphTables, Shape, in_batches
@@ -123,7 +123,7 @@ class GraphWriting(Recipe):
     search: Search = field(default_factory=Search)
 
 
-class GraphWritingTask(Task):
+class GraphWritingTask(DeviceTask):
     """Graph-to-text task. A training item is a text about a graph; an evaluation item is a graph.
 
     Args:
@@ -143,7 +143,6 @@ class GraphWritingTask(Task):
         self._sizes = {name: tables.sizes() for name, tables in self.parts.items()}
         self._graphs = {name: tables.graphs for name, tables in self.parts.items()}  # stay on the CPU
         self._lengths = {name: tables.targets.lengths for name, tables in self.parts.items()}
-        self._device = torch.device("cpu")
         if self.has_data:
             self._plan_batches()
 
@@ -161,11 +160,6 @@ class GraphWritingTask(Task):
     def model(self) -> GraphWriter:
         known = self.data.vocabularies
         return GraphWriter(self.recipe.model.config(len(known.words), len(known.entities), len(known.relations)))
-
-    def to(self, device: torch.device) -> None:
-        """Move all graphs to the device, which they fit on, so that a batch copies only its indices there."""
-        self._device = device
-        self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
     def order(self, epoch: int) -> list[GraphBatch]:
         return self._ahead(epoch)

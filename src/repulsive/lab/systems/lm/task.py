@@ -16,7 +16,7 @@ from repulsive.errors import ConfigError
 from repulsive.lab.engine.assets import DATA, data_json, read_data_json
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.reporting import Measured, ReportOptions, measure_ablations
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
+from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
 from repulsive.lab.systems.lm.data import Text, numbers
 from repulsive.lab.systems.lm.model import Decoder, DecoderConfig
 from repulsive.lab.text.batches import Batch, shuffler
@@ -97,7 +97,7 @@ class LanguageModel(Recipe):
             raise ValueError(f"method.penalty={self.method.penalty}: language models have no regularizer; leave it out")
 
 
-class LanguageModelTask(Task):
+class LanguageModelTask(DeviceTask):
     """Language-modelling task: in windows of a text, predict each token but the first from the tokens before it.
 
     Args:
@@ -114,7 +114,6 @@ class LanguageModelTask(Task):
         self.has_data = data is None
         self.checksums: Mapping[str, str] = self.data.manifest["files"]
         self.parts: dict[str, Tensor] = dict(self.data.parts)
-        self._device = torch.device("cpu")
         compiled = recipe.training.compile
         self._cross_entropy = torch.compile(_cross_entropy, dynamic=False) if compiled else _cross_entropy
         if self.has_data:
@@ -135,11 +134,6 @@ class LanguageModelTask(Task):
         if self.recipe.training.compile:
             model.compile_layers()
         return model
-
-    def to(self, device: torch.device) -> None:
-        """Move the text to the device, which it fits on, so that a batch copies only the starts of its windows."""
-        self._device = device
-        self.parts = {name: tokens.to(device) for name, tokens in self.parts.items()}
 
     def order(self, epoch: int) -> list[Batch]:
         steps = self.recipe.data.steps

@@ -18,7 +18,7 @@ from repulsive.lab.engine import assets as run_assets
 from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.reporting import EXAMPLES, Examples, Measured, ReportOptions
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
+from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
 from repulsive.lab.layers.packed import Packed
 from repulsive.lab.systems.translation import metrics
 from repulsive.lab.systems.translation.batches import Pack, TokenBatch, TokenBuckets, TokenPacks
@@ -115,7 +115,7 @@ class Translation(Recipe):
             raise ValueError("training.compile=true: only packed sentences have one shape; set packed=true")
 
 
-class TranslationTask(Task):
+class TranslationTask(DeviceTask):
     """Translation task: sentences and their translations.
 
     Args:
@@ -140,7 +140,6 @@ class TranslationTask(Task):
         self.parts: dict[str, Part] = dict(self.data.parts)
         self.references: dict[str, dict[str, list[str]]] = {}
         self._examples = examples or {}
-        self._device = torch.device("cpu")
         if self.has_data:
             metrics.check_installed()  # BLEU is computed at the end; fail before training, not after
             self._can_detokenize = self._has_tokenizer()
@@ -178,11 +177,6 @@ class TranslationTask(Task):
         if self.recipe.training.compile:
             model.compile_layers()
         return model
-
-    def to(self, device: torch.device) -> None:
-        """Move all sentences to the device, which they fit on, so that a batch copies only its indices there."""
-        self._device = device
-        self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
     def order(self, epoch: int) -> list[TokenBatch]:
         return self._ahead(epoch)
