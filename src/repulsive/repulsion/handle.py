@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Never, Self
 
@@ -26,7 +27,8 @@ from repulsive.repulsion.clipping import clip
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.display import Overview, as_html, as_text, overview, short_rule
 from repulsive.repulsion.late_heads import LateHeads
-from repulsive.repulsion.logits.update import LogitRepulsion
+from repulsive.repulsion.logits.repulsion import LogitRepulsion
+from repulsive.repulsion.logits.update import LogitUpdate
 from repulsive.repulsion.measurements import GroupReport, Measurements
 from repulsive.repulsion.noise_place import check_noise
 from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale, is_nested_step, will_skip_step
@@ -77,7 +79,7 @@ class Handle:
         self._start: Overview | None = None  # the first measurement, also of a run that was resumed
         self._hooks: list[RemovableHandle] = []
         self._logits = logits
-        self._updates = ActiveUpdates(groups, settings.seed, Update if logits is None else logits.update)
+        self._updates = ActiveUpdates(groups, settings.seed, Update if logits is None else partial(LogitUpdate, logits))
         step_force = None
         if settings.force_in == "step":
             check_step_force(rule, groups)

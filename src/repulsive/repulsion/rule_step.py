@@ -11,7 +11,7 @@ from repulsive.repulsion.active_updates import ActiveUpdates
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.learning_rates import LearningRates
-from repulsive.repulsion.logits.update import LogitRepulsion
+from repulsive.repulsion.logits.repulsion import LogitRepulsion
 from repulsive.repulsion.measured import Measured
 from repulsive.repulsion.measurements import Measurements, per_step
 from repulsive.repulsion.optimizers import ascended_gradients

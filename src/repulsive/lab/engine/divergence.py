@@ -15,7 +15,7 @@ from repulsive.lab.engine.loss_meter import Meter
 from repulsive.lab.engine.processes import Processes
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.task import Task
-from repulsive.repulsion.logits.update import NoTokensWarning
+from repulsive.repulsion.logits.repulsion import NoTokensWarning
 from repulsive.repulsion.model_collapse import CollapseDetector
 
 
