@@ -34,7 +34,8 @@ from repulsive.diagnostics.hooks.attention_layers import (
 from repulsive.diagnostics.hooks.calling import token_masks
 from repulsive.diagnostics.hooks.layer_masks import LayerMasks
 from repulsive.diagnostics.hooks.qkv_layers import find_qkv_layers
-from repulsive.diagnostics.hooks.qkv_samples import QKVSamples, check_recorded, recorded_qkv
+from repulsive.diagnostics.hooks.qkv_samples import QKVSamples, check_recorded
+from repulsive.diagnostics.hooks.qkv_sampling import recorded_qkv
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch_logits
 from repulsive.diagnostics.layer_names import short_names
 from repulsive.diagnostics.similarity import token_similarity
