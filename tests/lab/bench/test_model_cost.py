@@ -158,10 +158,10 @@ def test_the_time_inside_hooks_is_a_mean_over_acting_and_resting_steps(monkeypat
     variant = tiny_variant("llama", Case(rule), steps=6)
     handle = variant.handle
 
-    def repel_slowly(scale=None):
+    def repel_slowly(scale):
         acts = handle.steps % 4 == 0
         now[0] += 1.0 + 8.0 * acts + 8.0 * (acts and handle.steps % handle.settings.measure_every < 4)
-        handle._pending = True
+        return True
 
     monkeypatch.setattr(handle, "_repel", repel_slowly)
     cost = hook_cost.measure_hooks(variant, 2)
