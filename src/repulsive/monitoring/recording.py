@@ -44,10 +44,16 @@ from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import clean, unwrap
 from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.heads.token_order import is_time_first
+from repulsive.monitoring.layer_modules import blocks_of_layers, path_to_layers
 from repulsive.monitoring.measurement import LayerMeasurement, Measurement
 from repulsive.particles.gram import compute_dtype, full_precision
 
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # never called themselves
+_QUANTITIES = {
+    "similarity": "similarity of attention logits",
+    "entropy": "entropy and largest logit",
+    "written": "output of heads",
+    "tokens": "similarity of tokens",
+}
 _HIDDEN = 'its logits are not visible; if a fused kernel computes them, load the model with attn_implementation="sdpa"'
 
 
@@ -86,8 +92,8 @@ class HeadRecorder:
         self.not_measured = {(name, "similarity"): reason for name, reason in left_out.items()}
         self.not_measured |= {(x.name, "entropy"): reason for x in self.layers if (reason := _without_logits(x))}
         modules = {clean(name): module for name, module in unwrap(model).named_modules()}
-        self.blocks = _blocks(modules, self.layers)
-        self.path = _path(modules, [layer.name for layer in self.layers])
+        self.blocks = blocks_of_layers(modules, self.layers)
+        self.path = path_to_layers(modules, [layer.name for layer in self.layers])
 
     @contextmanager
     def recording(self, batch: Mapping[str, Any], step: int) -> Iterator[Pass]:
@@ -112,6 +118,13 @@ class HeadRecorder:
             for layer, block in self.blocks:
                 stack.callback(block.register_forward_hook(result.keep_tokens(layer)).remove)
             yield result
+
+    def missing_values(self) -> dict[tuple[str, str], list[str]]:
+        """Return (quantity that cannot be measured, reason) -> labels of its layers."""
+        missing: dict[tuple[str, str], list[str]] = {}
+        for (name, quantity), reason in self.not_measured.items():
+            missing.setdefault((_QUANTITIES[quantity], reason), []).append(self.labels[name])
+        return missing
 
 
 @dataclass
@@ -289,34 +302,6 @@ def _without_logits(layer: AttentionLayer) -> str:
     if layer.kind == "torch" and (layer.attention.bias_k is not None or layer.attention.add_zero_attn):
         return "bias_k or add_zero_attn adds keys that are not tokens"
     return ""
-
-
-def _blocks(
-    modules: Mapping[str, nn.Module], layers: Sequence[AttentionLayer]
-) -> list[tuple[AttentionLayer, nn.Module]]:
-    """Find the block of each layer: its last ancestor that is an entry of a list of modules; each block once."""
-    blocks: dict[str, AttentionLayer] = {}
-    for layer in layers:
-        name = layer.name
-        parts = name.split(".")
-        for end in range(len(parts), 0, -1):
-            if isinstance(modules.get(".".join(parts[: end - 1])), (*_CONTAINERS, nn.Sequential)):
-                name = ".".join(parts[:end])
-                break
-        blocks.setdefault(name, layer)
-    return [(layer, modules[name]) for name, layer in blocks.items()]
-
-
-def _path(modules: Mapping[str, nn.Module], names: Sequence[str]) -> list[nn.Module]:
-    """List the modules from the root to the last one that contains all `names`; containers are left out."""
-    split = [name.split(".") if name else [] for name in names]
-    shared: list[str] = []
-    for parts in zip(*split, strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    path = [modules[".".join(shared[:end])] for end in range(len(shared) + 1) if ".".join(shared[:end]) in modules]
-    return [module for module in path if not isinstance(module, _CONTAINERS)]
 
 
 def _values(result: Any) -> Iterator[Any]:
