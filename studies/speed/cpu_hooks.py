@@ -19,7 +19,7 @@ from typing import Any
 from studies.arguments import errors_in_one_line
 from studies.output import save
 
-from repulsive.lab.bench.clock import wall
+from repulsive.lab.bench.clock import wall_time
 from repulsive.lab.bench.hook_cost import measure_hooks
 from repulsive.lab.bench.machine import describe
 from repulsive.lab.bench.presets import PRESETS, find_preset
@@ -45,7 +45,7 @@ def measure(model: str, rules: Sequence[str], layers: int | None, steps: int, tu
     network = preset.build("cpu", layers=layers, length=length)
     whole, few = (SharedModel(network, preset.inputs(network.config, rows, length, "cpu")) for rows in (batch, 1))
     plain = TrainingVariant(whole, steps=1)
-    seconds = [wall(plain.step, whole.device) for _ in range(steps + 1)][1:]
+    seconds = [wall_time(plain.step, whole.device) for _ in range(steps + 1)][1:]
     step = statistics.median(seconds)
     results: dict[str, Any] = {}
     for name, case in cases.items():

@@ -42,7 +42,7 @@ from studies.speed.tables import origin, training
 from studies.speed.timed_loop import TimedLoop
 
 from repulsive.errors import ConfigError, RepulsiveError
-from repulsive.lab.bench.clock import compare, wall
+from repulsive.lab.bench.clock import compare, wall_time
 from repulsive.lab.bench.steps import time_inside
 from repulsive.lab.systems.electra.masking import most_places
 from repulsive.lab.systems.electra.task import Model, PretrainingTask
@@ -111,7 +111,7 @@ class Bench(SpeedBench):
         for label, loop in loops.items():
             for _ in range(self.arguments.warm_up):
                 self.check_time(f"warming up {label}, {size} sequences")
-                taken = wall(loop.one_epoch, self.device)
+                taken = wall_time(loop.one_epoch, self.device)
                 print(f"train: {size} sequences, {label}: a stretch of warm-up in {taken:.2f} s", flush=True)
         seconds = self.alternate({label: loop.one_epoch for label, loop in loops.items()})
         for label, loop in loops.items():

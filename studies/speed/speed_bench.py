@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from repulsive.errors import RepulsiveError
-from repulsive.lab.bench.clock import wall
+from repulsive.lab.bench.clock import wall_time
 from repulsive.lab.engine.files import read_json
 from repulsive.lab.engine.runs import versions
 
@@ -129,7 +129,7 @@ class SpeedBench:
         order = list(work)
         while not seconds[order[0]] or time.perf_counter() < until:
             for label in order:
-                seconds[label].append(wall(work[label], self.device))
+                seconds[label].append(wall_time(work[label], self.device))
             order.reverse()
         return seconds
 

@@ -45,7 +45,7 @@ from studies.speed.timed_loop import TimedLoop, epoch_of, open_task
 from torch import Tensor
 
 from repulsive.errors import RepulsiveError
-from repulsive.lab.bench.clock import compare, wall
+from repulsive.lab.bench.clock import compare, wall_time
 from repulsive.lab.systems.translation.model import Transformer
 from repulsive.lab.systems.translation.task import TranslationTask
 from repulsive.lab.systems.translation.translate import translate
@@ -79,7 +79,7 @@ class Bench(SpeedBench):
             for label, loop in loops.items():
                 for _ in range(self.arguments.warm_up):
                     self.check_time(f"warming up {label}, {tokens} tokens")
-                    taken = wall(loop.one_epoch, self.device)
+                    taken = wall_time(loop.one_epoch, self.device)
                     print(f"train: {tokens} tokens, {label}: an epoch of warm-up in {taken:.2f} s", flush=True)
             seconds = self.alternate({label: loop.one_epoch for label, loop in loops.items()})
             for label, loop in loops.items():
@@ -178,11 +178,11 @@ class Bench(SpeedBench):
         for size, setting in sizes.items():
             some = source[:size]
             self.check_time(f"batches of {size}")
-            rates[size] = len(some) / wall(lambda some=some, setting=setting: run(some, setting), self.device)
+            rates[size] = len(some) / wall_time(lambda some=some, setting=setting: run(some, setting), self.device)
             self.record(part, f"sentences per second in a batch of {size}", rates[size])
         best = max(rates, key=lambda size: rates[size])
         self.check_time("all sentences")
-        taken = wall(lambda: lengths.extend(run(source, sizes[best])), self.device)
+        taken = wall_time(lambda: lengths.extend(run(source, sizes[best])), self.device)
         if set(lengths) != {self.arguments.length}:
             raise RuntimeError(
                 f"expected translations of {self.arguments.length} words, got {min(lengths)} to {max(lengths)}"

@@ -152,7 +152,7 @@ class HeadMonitor:
         """
         self.steps = number
         if self._pass.is_awaited:
-            self._pass.miss()
+            self._pass.count_missed()
             self._warn_about_missed_passes()
         is_due = number % self.every == 0 and number != self._measured
         if self._probe is not None and is_due and self.is_measuring and self.is_open:

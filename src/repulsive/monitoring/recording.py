@@ -39,7 +39,7 @@ from repulsive.diagnostics.hooks.qkv_sampling import recorded_qkv
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch_logits
 from repulsive.diagnostics.layer_names import short_names
 from repulsive.diagnostics.similarity import token_similarity
-from repulsive.errors import DivergedError
+from repulsive.errors import DivergedError, short_message
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import clean, unwrap
 from repulsive.heads.sharded_tensors import is_sharded
@@ -247,7 +247,7 @@ class Pass:
             except DivergedError:
                 continue  # the largest logit shows it
             except Exception as error:
-                self._recorder.not_measured.setdefault((name, "similarity"), _reason(error))
+                self._recorder.not_measured.setdefault((name, "similarity"), short_message(error))
         return cosines
 
     def _written(self, layer: AttentionLayer, moments: Sequence[Tensor]) -> tuple[float, ...]:
@@ -292,7 +292,7 @@ class Pass:
         try:
             yield
         except Exception as error:
-            self._recorder.not_measured.setdefault((layer.name, quantity), _reason(error))
+            self._recorder.not_measured.setdefault((layer.name, quantity), short_message(error))
 
 
 def _without_logits(layer: AttentionLayer) -> str:
@@ -313,7 +313,3 @@ def _values(result: Any) -> Iterator[Any]:
 
 def _floats(x: Tensor) -> tuple[float, ...]:
     return tuple(x.double().cpu().tolist())
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

@@ -182,7 +182,7 @@ class Handle:
         if self._rule_step.acts(self.rule, settings, self.steps):
             is_counted = self._rule_step.act(self.rule, settings, self.steps, scale)
         else:
-            is_counted = self._rule_step.rest(self.rule, self.steps)
+            is_counted = self._rule_step.skip(self.rule, self.steps)
         if settings.max_norm is not None and settings.order == "repel-clip":
             clip(optimizer, settings.max_norm, scale)  # other parameters may have gradients even if no head has one
         return is_counted

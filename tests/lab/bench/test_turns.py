@@ -35,7 +35,7 @@ def fake_turns(fake, speed, **factors):
 
     def variant(factor):
         def turn():
-            return TurnTimes(*clock.laps([lambda: fake.spend(factor * speed(fake.now))] * 2, torch.device("cpu")))
+            return TurnTimes(*clock.time_each([lambda: fake.spend(factor * speed(fake.now))] * 2, torch.device("cpu")))
 
         return turn
 

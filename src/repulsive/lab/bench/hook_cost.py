@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from repulsive.lab.bench.clock import synchronise, undisturbed
+from repulsive.lab.bench.clock import paused_garbage_collection, synchronise
 from repulsive.lab.bench.training_variants import TrainingVariant
 from repulsive.lab.bench.turns import average, over_training
 from repulsive.repulsion.logits.sampler import Hook
@@ -50,7 +50,7 @@ def measure_hooks(variant: TrainingVariant, turns: int) -> HookCost:
     Plain training that clips has no hooks; the time of its clipping is measured instead.
     """
     shared = variant.shared
-    with undisturbed():
+    with paused_garbage_collection():
         host = _median_by_kind(variant, turns, _HostClock(shared.device))
         device = _median_by_kind(variant, turns, _DeviceClock()) if shared.on_gpu else None
     both = {kind: seconds + (0.0 if device is None else device[kind]) for kind, seconds in host.items()}

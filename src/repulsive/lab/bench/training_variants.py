@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive import Handle, repel
-from repulsive.lab.bench.clock import laps
+from repulsive.lab.bench.clock import time_each
 from repulsive.lab.bench.rules import Case
 from repulsive.lab.bench.turns import TRAINING, TurnTimes
 from repulsive.particles.rule import Rule
@@ -173,7 +173,9 @@ class TrainingVariant:
         """Run one turn, and time it without attaching and detaching."""
         counts = Counter(self.periods)  # in the order of the periods
         with self.attached():
-            seconds = laps([partial(self._take, kind, count) for kind, count in counts.items()], self.shared.device)
+            seconds = time_each(
+                [partial(self._take, kind, count) for kind, count in counts.items()], self.shared.device
+            )
         mean = {kind: time / (self.act_every * counts[kind]) for kind, time in zip(counts, seconds, strict=True)}
         return TurnTimes(
             mean["measuring"],

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from repulsive.lab.bench.clock import undisturbed
+from repulsive.lab.bench.clock import paused_garbage_collection
 from repulsive.metrics import signed_ranks
 from repulsive.repulsion.settings import Settings
 
@@ -222,7 +222,7 @@ def run_rounds(
     limit = "" if rounds is None else f" of {'at most ' if seconds < math.inf else ''}{rounds}"
     times: dict[str, list[TurnTimes]] = {name: [] for name in turns}
     done, position, passed, reported, started = 0, 0, 0.0, -1, time.perf_counter()
-    with undisturbed():
+    with paused_garbage_collection():
         while done < most and (passed < seconds or done < LEAST_ROUNDS):
             for name in order_of_round(baselines, done):
                 times[name].append(replace(turns[name](), at=position))

@@ -146,7 +146,7 @@ def beam_search(
     # In shapes, A is the number of unfinished sentences, which is B at first.
     limit = limits(source, model.config.padding, longest)  # [A]
     soonest, latest = (int(x) for x in limit.aminmax())
-    trail = Trail(count, beam, latest)
+    backpointers = Backpointers(count, beam, latest)
     rows = torch.arange(count, device=device)  # [A]
     last = torch.full((count, beam), ends.bos, device=device)  # [A, K]: last token of each hypothesis
     best = torch.full((count, beam), NEVER, dtype=torch.float64, device=device)  # [A, K]: finished scores
@@ -167,7 +167,7 @@ def beam_search(
         done = torch.where(ended, values, never)[:, :beam]
         open_, chosen = torch.where(ended, never, values).topk(beam)  # [A, K]
         kept = places.gather(1, chosen)
-        trail.add(done, places[:, :beam], kept)
+        backpointers.add(done, places[:, :beam], kept)
         best = torch.cat([best, done.double() / length**alpha], dim=1).topk(beam).values
         worst = best[:, -1]  # [A]: minus infinity until K are finished
         unfinished = worst < open_[:, 0] / limit**alpha if exact else worst == NEVER
@@ -177,11 +177,11 @@ def beam_search(
         if left > (1 - FINISHED_SHARE) * len(rows):
             cache.keep(origin)
             continue
-        trail.write(rows)
+        backpointers.write(rows)
         (stay,) = unfinished.nonzero(as_tuple=True)  # empty at the end
         cache.keep(origin, stay)
         rows, limit, last, best, open_ = rows[stay], limit[stay], last[stay], best[stay], open_[stay]
-    return trail.hypotheses(nbest, alpha, model.config.vocabulary)
+    return backpointers.hypotheses(nbest, alpha, model.config.vocabulary)
 
 
 def _forbidden(model: Decoder, ends: Ends, device: torch.device) -> Tensor:
@@ -201,7 +201,7 @@ def _log_probabilities(logits: Tensor, forbidden: Tensor, ends: Ends, last: Tens
     return words
 
 
-class Trail:
+class Backpointers:
     """History of a search, from which finished hypotheses are traced back.
 
     Args:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from repulsive.errors import DataError, RepulsiveError
+from repulsive.errors import DataError, RepulsiveError, short_message
 from repulsive.lab.text.claims import claimed, clean, recover
 from repulsive.safety.files import write_synced
 from repulsive.safety.folders import replacing
@@ -155,7 +155,7 @@ def content_errors(folder: Path) -> Iterator[None]:
     except (RepulsiveError, MemoryError):
         raise
     except Exception as error:  # each file format has errors of its own, and safetensors raises plain exceptions
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        why = short_message(error)
         raise DataError(f"{folder}: was not made by `repulsive prepare`, or is damaged ({why}); {_AGAIN}") from None
 
 

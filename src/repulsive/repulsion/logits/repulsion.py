@@ -16,7 +16,7 @@ from repulsive.repulsion.logits.find_projections import logit_layers
 from repulsive.repulsion.logits.force import ForceNumbers, logit_forces
 from repulsive.repulsion.logits.gather import gather_samples, world_size
 from repulsive.repulsion.logits.gradient_norms import GradientNorms
-from repulsive.repulsion.logits.held_forces import Held
+from repulsive.repulsion.logits.held_forces import HeldForce
 from repulsive.repulsion.logits.projections import CircuitLayer, Target
 from repulsive.repulsion.logits.renewal import is_renewed
 from repulsive.repulsion.logits.sampler import Sampler
@@ -51,7 +51,7 @@ class LogitRepulsion:
             self.layers += value_layers(model, groups)
         tokens = -(-rule.tokens // world_size())
         self.sampler = Sampler(model, self.layers, tokens, seed)
-        self.held: dict[int, Held] = {}
+        self.held: dict[int, HeldForce] = {}
         self.renewals = 0  # number of times that forces were computed, so that an update notices new forces
         self._shares: dict[int, float] = {}  # number of heads -> factor on the gradient
         self._shares_of_layers = [self.share(layer) for layer in self.layers]
@@ -74,7 +74,7 @@ class LogitRepulsion:
         self.sampler.taken.step = step
         self.sampler.want(self.is_due(step))
 
-    def rest(self, step: int) -> None:
+    def skip(self, step: int) -> None:
         """Prepare for the step after one without repulsion."""
         self.free_if_off(step)
         self.expect(step + 1)
@@ -119,7 +119,7 @@ class LogitRepulsion:
                 forces[number] = value_force(number, layer, samples[number, "v"], rule, step, drive)
         for number, force in forces.items():
             sides = [_written(one, part) for one, part in zip(self._targets[number], force.parts, strict=True)]
-            self.held[number] = Held(sides, force.numbers, force.row)
+            self.held[number] = HeldForce(sides, force.numbers, force.row)
         self.renewals += 1
         if not is_capturing():
             self.sampler.clear()
@@ -201,7 +201,7 @@ class LogitRepulsion:
                 continue
             rest = iter(tensor.to(layer.sides[0][1][0].slice.parameter().device) for tensor in tensors)
             sides = [[Written(target.slice, next(rest)) for target in targets] for _, targets in layer.sides]
-            self.held[number] = Held(sides, ForceNumbers.saved(number, next(rest)), 0)
+            self.held[number] = HeldForce(sides, ForceNumbers.saved(number, next(rest)), 0)
         self.renewals += 1
         self.expect(step)
 

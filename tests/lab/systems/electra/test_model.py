@@ -10,7 +10,7 @@ from repulsive.lab.systems.electra.model import (
     make_electra,
     make_masked,
     padded_linear,
-    put,
+    replace_tokens,
     sample,
     states_of,
 )
@@ -70,7 +70,7 @@ def test_samples_across_stretches():
 
 def test_put_leaves_the_first_place_alone():
     tokens = torch.arange(10, 18).view(2, 4)
-    found = put(tokens, torch.tensor([[1, 1, 0], [3, 0, 2]]), torch.tensor([[5, 5, 6], [7, 8, 9]]))
+    found = replace_tokens(tokens, torch.tensor([[1, 1, 0], [3, 0, 2]]), torch.tensor([[5, 5, 6], [7, 8, 9]]))
     assert found.tolist() == [[10, 5, 12, 13], [14, 15, 9, 7]]
     assert tokens.tolist() == [[10, 11, 12, 13], [14, 15, 16, 17]]
 
@@ -79,7 +79,7 @@ def batch():
     tokens = torch.randint(5, 30, (3, 8))
     places = torch.tensor([[1, 2], [3, 3], [4, 6]])
     first = torch.tensor([[0, 1], [0, 0], [0, 1]])
-    return tokens, put(tokens, places, torch.full((3, 2), 4)), torch.zeros_like(tokens), places, first
+    return tokens, replace_tokens(tokens, places, torch.full((3, 2), 4)), torch.zeros_like(tokens), places, first
 
 
 def test_what_comes_out(model):

@@ -19,7 +19,7 @@ from repulsive.lab.engine.tables import rows
 from repulsive.lab.runs.export import export
 from repulsive.lab.runs.score import load_run, score
 from repulsive.lab.systems.electra.blocks import unpack
-from repulsive.lab.systems.electra.loss import total
+from repulsive.lab.systems.electra.loss import total_loss
 from repulsive.lab.systems.electra.model import open_electra, open_masked
 from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.folders import read_manifest
@@ -379,7 +379,7 @@ def test_compiled_masks_and_losses_are_of_the_same_kind(packing, data, padded):
     said = task._predict(model, tokens, types, seen, masked)
     numbers = torch.tensor(70.0), torch.tensor(500.0), 50.0
     given = *said, tokens, masked.answers, masked.counts, seen, *numbers
-    assert task._total(*given).item() == pytest.approx(total(*given).item(), rel=1e-5)
+    assert task._total_loss(*given).item() == pytest.approx(total_loss(*given).item(), rel=1e-5)
 
 
 @pytest.mark.slow

@@ -138,7 +138,7 @@ class Electra(nn.Module):
         """
         logits = logits_at(self.generator, masked, types, places, seen)  # [B, N, V]
         samples = self.sampler(logits.detach(), draw).gather(1, first)  # [B, N]
-        corrupted = put(tokens, places, samples)
+        corrupted = replace_tokens(tokens, places, samples)
         states = states_of(self.discriminator.electra, corrupted, types, seen)
         return logits, corrupted, self.discriminator.discriminator_predictions(states)
 
@@ -235,7 +235,7 @@ def _reached(weights: Tensor, uniform: Tensor) -> Tensor:
     return (ends <= uniform * ends[..., -1:]).sum(-1, keepdim=True)
 
 
-def put(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
+def replace_tokens(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
     """Copy tokens and replace those at some positions; position 0 keeps its token.
 
     Args:
@@ -308,7 +308,7 @@ def _opened(kind: Any, folder: Path) -> Any:
     try:
         read_config(folder)  # refuses code to download, and sizes beyond the limit
         local = {"local_files_only": True, "trust_remote_code": False}
-        with quietly(), offline():
+        with without_progress_bars(), offline():
             return kind.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32, **local)
     except ConfigError:
         raise
@@ -318,7 +318,7 @@ def _opened(kind: Any, folder: Path) -> Any:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Disable the progress bars of transformers within a block."""
     logging = importlib.import_module("transformers.utils.logging")
     before = logging.is_progress_bar_enabled()

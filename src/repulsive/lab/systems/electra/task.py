@@ -17,7 +17,7 @@ from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.systems.electra.batches import BlockBatch, BlockBatches
 from repulsive.lab.systems.electra.blocks import Blocks, marks_of
-from repulsive.lab.systems.electra.loss import drawn, losses, means_of, total
+from repulsive.lab.systems.electra.loss import draw_masks, losses, means_of, total_loss
 from repulsive.lab.systems.electra.masking import Masked, places_of
 from repulsive.lab.systems.electra.model import (
     Electra,
@@ -183,8 +183,8 @@ class PretrainingTask(Task):
             checksums |= {f"start/{path.relative_to(start).as_posix()}": digest(path) for path in paths}
         self.checksums = checksums
         compiled = recipe.training.compile  # fuses dozens of small operations
-        self._drawn: Any = torch.compile(drawn, dynamic=False) if compiled else drawn
-        self._total: Any = torch.compile(total, dynamic=False) if compiled else total
+        self._draw_masks: Any = torch.compile(draw_masks, dynamic=False) if compiled else draw_masks
+        self._total_loss: Any = torch.compile(total_loss, dynamic=False) if compiled else total_loss
 
     def model(self) -> Electra | MaskedModel:
         model = self.plain_model()
@@ -253,7 +253,7 @@ class PretrainingTask(Task):
         tokens, types, seen, masked = self._masked(rows, length)
         predictions = self._predict(model, tokens, types, seen, masked)
         pieces, places = self._means(inputs, length)
-        loss: Tensor = self._total(
+        loss: Tensor = self._total_loss(
             *predictions,
             tokens,
             masked.answers,
@@ -275,7 +275,7 @@ class PretrainingTask(Task):
     ) -> tuple[Tensor, Tensor, Tensor | None, Masked]:
         """Return tokens, segment ids, the padding mask (None: no padding), and the masked blocks."""
         loss = self.recipe.loss
-        make = self._drawn if draw is None else drawn  # a compiled function cannot take a generator
+        make = self._draw_masks if draw is None else draw_masks  # a compiled function cannot take a generator
         tokens, types, seen, masked = make(rows, length, self.data.padded, self.marks, loss.masked, loss.kept, draw)
         return tokens, types, seen, Masked(*masked)
 

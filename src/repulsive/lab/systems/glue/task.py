@@ -17,7 +17,7 @@ from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
 from repulsive.lab.systems.glue.data import MOST, PREDICT, task_named
 from repulsive.lab.systems.glue.model import FineTuned, depth_of
-from repulsive.lab.systems.glue.start import Model, at_seed, checksums_of, encoder_of
+from repulsive.lab.systems.glue.start import Model, checksums_of, encoder_of, fill_in_seed
 from repulsive.lab.text.batches import Batch, Buckets
 from repulsive.lab.text.folders import content_errors
 from repulsive.lab.text.prepared import Part, Prepared
@@ -119,7 +119,7 @@ class GlueTask(DeviceTask):
         self._marks = pieces.index(CLS), pieces.index(SEP)
         with content_errors(self.data.folder):
             self._longest = int(self.data.manifest["settings"]["longest"])
-        self._model = at_seed(recipe.model, recipe.seed)
+        self._model = fill_in_seed(recipe.model, recipe.seed)
         if self.has_data:
             self._plan_batches()
 

@@ -24,8 +24,8 @@ from repulsive.lab.systems.graphs.metrics import bleu_statistics, score_texts
 from repulsive.lab.systems.graphs.model import GraphWriter, GraphWriterConfig
 from repulsive.lab.systems.graphs.prepared import WORD, GraphVocabularies, PreparedGraphs
 from repulsive.lab.systems.graphs.search import write
-from repulsive.lab.text.ahead import Ahead
 from repulsive.lab.text.pieces import BOS, EOS, MARKS
+from repulsive.lab.text.prefetch import Prefetch
 from repulsive.lab.text.tokens import PAD
 from repulsive.regularizers import cosine
 
@@ -155,14 +155,14 @@ class GraphWritingTask(DeviceTask):
         self.num_data = int(lengths.sum())  # in words, because the loss is a mean over words
         sizes = self._sizes["train"][train.graphs[:kept]]
         self._batches = GraphBuckets(lengths, sizes, recipe.training.batch, recipe.seed)
-        self._ahead = Ahead(lambda epoch: list(self._batches.epoch(epoch)))
+        self._prefetch = Prefetch(lambda epoch: list(self._batches.epoch(epoch)))
 
     def model(self) -> GraphWriter:
         known = self.data.vocabularies
         return GraphWriter(self.recipe.model.config(len(known.words), len(known.entities), len(known.relations)))
 
     def order(self, epoch: int) -> list[GraphBatch]:
-        return self._ahead(epoch)
+        return self._prefetch(epoch)
 
     def fetch(self, batch: GraphBatch) -> Inputs:
         return {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}

@@ -115,7 +115,7 @@ class TokenPacks:
         self.tokens, self.seed = tokens, seed
         self._count = -(-int(self._sizes.sum(0).max()) // max(1, round(tokens * self._FILL)))
         trial = shuffler(seed, -1)
-        while int(self._load(self._deal(torch.randperm(len(source), generator=trial))).max()) > tokens:
+        while int(self._load(self._assign_packs(torch.randperm(len(source), generator=trial))).max()) > tokens:
             self._count += max(1, self._count // 50)
         self._most = -(-len(source) // self._count)
 
@@ -127,14 +127,14 @@ class TokenPacks:
         """
         generator = shuffler(self.seed, number)
         for _ in range(self._TRIES):
-            owner = self._deal(torch.randperm(len(self._sizes), generator=generator))  # [N]
+            owner = self._assign_packs(torch.randperm(len(self._sizes), generator=generator))  # [N]
             if int(self._load(owner).max()) <= self.tokens:
                 order = torch.randperm(self._count, generator=generator).tolist()
                 packs = owner.argsort(stable=True).split(owner.bincount(minlength=self._count).tolist())
                 return [self._pack(packs[i]) for i in order]
         raise DataError(f"training.batch={self.tokens}: too small to pack sentences of these lengths; raise it")
 
-    def _deal(self, order: Tensor) -> Tensor:
+    def _assign_packs(self, order: Tensor) -> Tensor:
         """Return the pack of each pair, [N]."""
         order = order[self._sizes.sum(1)[order].argsort(descending=True, stable=True)]
         owner = torch.empty(len(order), dtype=torch.long)

@@ -27,10 +27,10 @@ from repulsive.lab.systems.translation.model import Transformer, TransformerConf
 from repulsive.lab.systems.translation.pair_tensors import packed_pairs, padded_pairs
 from repulsive.lab.systems.translation.prepare import REFERENCES
 from repulsive.lab.systems.translation.translate import Search, translate
-from repulsive.lab.text.ahead import Ahead
 from repulsive.lab.text.folders import content_errors
 from repulsive.lab.text.pieces import FILE as PIECES
 from repulsive.lab.text.pieces import Pieces
+from repulsive.lab.text.prefetch import Prefetch
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import PAD
 from repulsive.regularizers import on_outputs, on_positions, on_subspaces
@@ -156,7 +156,7 @@ class TranslationTask(DeviceTask):
         make = TokenPacks if recipe.packed else TokenBuckets
         self._batches = make(source, target, recipe.training.batch, recipe.seed)
         self._longest = int(torch.maximum(source, target).max())
-        self._ahead = Ahead(lambda epoch: list(self._batches.epoch(epoch)))
+        self._prefetch = Prefetch(lambda epoch: list(self._batches.epoch(epoch)))
         self._cross_entropy = (
             torch.compile(_cross_entropy, dynamic=False) if recipe.training.compile else _cross_entropy
         )
@@ -179,7 +179,7 @@ class TranslationTask(DeviceTask):
         return model
 
     def order(self, epoch: int) -> list[TokenBatch]:
-        return self._ahead(epoch)
+        return self._prefetch(epoch)
 
     def fetch(self, batch: TokenBatch) -> Inputs:
         inputs = {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}
