@@ -27,9 +27,7 @@ versions. `--limit` holds for all parts together: what does not fit, in time or 
 from __future__ import annotations
 
 import argparse
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,7 +39,7 @@ from studies.speed.speed_bench import SpeedBench, count_parameters
 from studies.speed.tables import origin, training
 from studies.speed.timed_loop import TimedLoop
 
-from repulsive.errors import ConfigError, RepulsiveError
+from repulsive.errors import ConfigError
 from repulsive.lab.bench.clock import compare, wall_time
 from repulsive.lab.bench.steps import time_inside
 from repulsive.lab.systems.electra.masking import most_places
@@ -233,13 +231,7 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     arguments.compile = arguments.compile and arguments.device == "cuda"
     arguments.workers = arguments.workers if arguments.workers is not None else 4 * (arguments.device == "cuda")
-    words = sys.argv[1:] if words is None else words
-    try:
-        failed = Bench(arguments, shlex.join(["python", "-m", "studies.speed.electra", *words])).run()
-    except RepulsiveError as error:
-        raise SystemExit(f"studies.speed.electra: {error}") from None
-    if failed:
-        raise SystemExit(f"studies.speed.electra: {', '.join(failed)} failed, see above")
+    Bench.run_from_command_line("studies.speed.electra", arguments, words)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import shlex
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,7 +42,6 @@ from studies.speed.tables import as_markdown
 from studies.speed.timed_loop import TimedLoop, epoch_of, open_task
 from torch import Tensor
 
-from repulsive.errors import RepulsiveError
 from repulsive.lab.bench.clock import compare, wall_time
 from repulsive.lab.systems.translation.model import Transformer
 from repulsive.lab.systems.translation.task import TranslationTask
@@ -242,13 +239,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "--batches", nargs="+", type=int, default=[256, 1024, 3392], help="sentences per batch of decoding"
     )
     arguments = parser.parse_args(words)
-    words = sys.argv[1:] if words is None else words
-    try:
-        failed = Bench(arguments, shlex.join(["python", "-m", "studies.speed.translation", *words])).run()
-    except RepulsiveError as error:
-        raise SystemExit(f"studies.speed.translation: {error}") from None
-    if failed:
-        raise SystemExit(f"studies.speed.translation: {', '.join(failed)} failed, see above")
+    Bench.run_from_command_line("studies.speed.translation", arguments, words)
 
 
 if __name__ == "__main__":

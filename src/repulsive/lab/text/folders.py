@@ -127,6 +127,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
+def open_manifest(folder: Path, task: str) -> dict[str, Any]:
+    """Read the manifest of a folder, and check that it is of this task and that its files are intact.
+
+    Raises:
+        DataError: there is no such folder, it is another dataset, or a file in it is missing or damaged.
+    """
+    manifest = read_manifest(folder)
+    if manifest.get("task") != task:
+        raise DataError(f"{folder}: is dataset {manifest.get('task')!r}, not {task!r}; prepare it as that")
+    check_digests(folder, manifest)
+    return manifest
+
+
 def member(folder: Path, name: str) -> Path:
     """Return the path of a file that a manifest names. It must lie in the folder: manifests are not trusted.
 

@@ -307,7 +307,7 @@ def test_mistakes(data, trained, tmp_path):
     with pytest.raises(ConfigError, match="has 7 pieces"):
         make_task(words.recipe(data, "objective=bert", f'model.start="{tmp_path / "other"}"')).model()
     tiny.make_data(tmp_path / "reviews")
-    with pytest.raises(DataError, match="is dataset 'reviews', not pretrain"):
+    with pytest.raises(DataError, match="is dataset 'reviews', not 'pretrain'"):
         make_task(words.recipe(data, f"data.folder={tmp_path / 'reviews'}"))
     with pytest.raises(RunError, match="is not a run folder"):
         export(tmp_path, tmp_path / "out")
