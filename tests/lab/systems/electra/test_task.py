@@ -25,6 +25,7 @@ from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.folders import read_manifest
 from repulsive.metrics.auc import auc
 from tests.lab.engine import tiny
+from tests.lab.systems import running
 from tests.lab.systems.electra import words
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
@@ -113,14 +114,9 @@ def test_processes_together_have_the_loss_of_one(padded, monkeypatch):
 @pytest.mark.parametrize("objective", ["electra", "bert"])
 @pytest.mark.parametrize("packing", ["full", "official"])
 def test_the_loss_never_waits_for_the_device(packing, objective, data, padded):
-    """Tensors of the device "meta" have no values: whoever waits for one fails."""
-    task = make_task(words.recipe(data if packing == "full" else padded, f"objective={objective}"))
-    batch = task.order(0)[0]
-    model = task.model().to("meta")
-    task.to(torch.device("meta"))
-    inputs = {name: x.to("meta") for name, x in task.fetch(batch).items()}
-    task.loss(model, inputs, batch.length).backward()
-    assert all(p.grad is not None for p in model.parameters())
+    running.check_the_loss_never_waits(
+        make_task(words.recipe(data if packing == "full" else padded, f"objective={objective}"))
+    )
 
 
 def test_blocks_from_the_memory_map_are_the_same(data, monkeypatch):
