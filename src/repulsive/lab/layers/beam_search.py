@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -80,13 +80,28 @@ class Hypothesis:
     log_probability: float
 
 
-def check_search(search: Any) -> None:
-    """Check that search settings have `beam`, `longest` and `at_once` of at least 1, and a finite `lenpen` >= 0."""
-    for name in ("beam", "longest", "at_once"):
-        if getattr(search, name) < 1:
-            raise ValueError(f"{name}={getattr(search, name)} must be at least 1")
-    if not 0 <= search.lenpen < math.inf:
-        raise ValueError(f"lenpen={search.lenpen} must not be negative, and a finite number")
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of a beam search over many sentences.
+
+    Args:
+        beam: number of open hypotheses; 1 is greedy search.
+        lenpen: alpha of log-probability / length^alpha.
+        longest: maximum number of tokens in a hypothesis, end mark included.
+        at_once: size of a batch.
+    """
+
+    beam: int
+    lenpen: float = 1.0
+    longest: int = 200
+    at_once: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("beam", "longest", "at_once"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.lenpen < math.inf:
+            raise ValueError(f"lenpen={self.lenpen} must not be negative, and a finite number")
 
 
 def limits(source: Tensor, padding: int, longest: int) -> Tensor:

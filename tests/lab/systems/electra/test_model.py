@@ -5,7 +5,7 @@ import torch
 
 from repulsive.heads import find_heads, verify_heads
 from repulsive.lab.systems.electra.model import (
-    ElectraSizes,
+    ElectraConfig,
     keep_narrow,
     make_electra,
     make_masked,
@@ -16,7 +16,7 @@ from repulsive.lab.systems.electra.model import (
 )
 
 pytest.importorskip("transformers")
-SIZES = ElectraSizes(vocabulary=30, layers=2, width=16, heads=4, feed_forward=32, embedding=8, dropout=0.0)
+SIZES = ElectraConfig(vocabulary=30, layers=2, width=16, heads=4, feed_forward=32, embedding=8, dropout=0.0)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def model():
 
 def test_the_official_sizes():
     with torch.device("meta"):
-        made = make_electra(ElectraSizes(30_522))
+        made = make_electra(ElectraConfig(30_522))
     assert sum(p.numel() for p in made.discriminator.parameters()) == 13_549_057
     assert 14e6 < sum(p.numel() for p in made.parameters()) < 14.5e6  # the paper has 14M
     own = made.generator.config

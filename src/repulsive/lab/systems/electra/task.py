@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -21,6 +21,7 @@ from repulsive.lab.systems.electra.loss import draw_masks, losses, means_of, tot
 from repulsive.lab.systems.electra.masking import Masked, places_of
 from repulsive.lab.systems.electra.model import (
     Electra,
+    ElectraConfig,
     ElectraSizes,
     MaskedModel,
     keep_narrow,
@@ -68,28 +69,14 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Model:
-    """Sizes of the model; the vocabulary comes from the data. The defaults are ELECTRA-small's.
+class Model(ElectraSizes):
+    """Sizes of the model; the vocabulary comes from the data.
 
     Args:
-        layers: number of layers of generator and discriminator.
-        width: size of a token's state in the discriminator.
-        heads: attention heads in each layer of the discriminator.
-        feed_forward: hidden units of the discriminator's feed-forward blocks.
-        embedding: size of the shared embeddings.
-        generator: width, heads and hidden units of the generator, as a fraction of the discriminator's.
-        dropout: dropout probability on states and on attention weights.
         start: folder with initial weights, written by `save_pretrained` or `repulsive export`; its sizes override
             these.
     """
 
-    layers: int = 12
-    width: int = 256
-    heads: int = 4
-    feed_forward: int = 1024
-    embedding: int = 128
-    generator: float = 0.25
-    dropout: float = 0.1
     start: str = ""
 
     def __post_init__(self) -> None:
@@ -210,18 +197,9 @@ class PretrainingTask(Task):
         settings, electra = self.recipe.model, self.recipe.objective == "electra"
         if start := settings.start:
             return open_electra(Path(start), settings.generator) if electra else open_masked(Path(start))
-        sizes = ElectraSizes(
-            len(self.data.pieces.pieces),
-            settings.layers,
-            settings.width,
-            settings.heads,
-            settings.feed_forward,
-            settings.embedding,
-            settings.generator,
-            settings.dropout,
-            self.marks["PAD"],
-        )
-        return make_electra(sizes) if electra else make_masked(sizes)
+        sizes = {field.name: getattr(settings, field.name) for field in fields(ElectraSizes)}
+        config = ElectraConfig(len(self.data.pieces.pieces), self.marks["PAD"], **sizes)
+        return make_electra(config) if electra else make_masked(config)
 
     def repelled(self, model: nn.Module) -> nn.Module:
         """Return the discriminator, whose heads repel; the generator is discarded after pre-training."""

@@ -17,7 +17,7 @@ from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.reporting import Measured, ReportOptions, measure_ablations
 from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
-from repulsive.lab.layers.beam_search import Ends, check_search
+from repulsive.lab.layers.beam_search import Ends, SearchSettings
 from repulsive.lab.systems.graphs.attention import GraphSizes
 from repulsive.lab.systems.graphs.batches import GraphBatch, GraphBuckets, GraphTables, Shape, in_batches
 from repulsive.lab.systems.graphs.metrics import bleu_statistics, score_texts
@@ -87,23 +87,10 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Search:
-    """Beam search settings.
-
-    Args:
-        beam: number of open hypotheses; 1 is greedy search.
-        lenpen: alpha of log-probability / length^alpha.
-        longest: maximum number of words in a text, end mark included.
-        at_once: number of graphs in a batch.
-    """
+class Search(SearchSettings):
+    """Beam search settings; `at_once` is the number of graphs in a batch."""
 
     beam: int = 4
-    lenpen: float = 1.0
-    longest: int = 200
-    at_once: int = 64
-
-    def __post_init__(self) -> None:
-        check_search(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,28 +8,21 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import DataError
-from repulsive.lab.text.batches import ByLength, shuffler
+from repulsive.lab.text.batches import Batch, ByLength, shuffler
 
 _MULTIPLE = 8  # if possible, the number of sentences in a batch is a multiple of this, for efficient matrix products
 
 
 @dataclass(frozen=True, eq=False)
-class TokenBatch:
-    """A training batch of sentence pairs.
+class TokenBatch(Batch):
+    """A training batch of sentence pairs; `length` is the padded length of source and target.
 
     Args:
-        indices: indices of the pairs, int64 [B].
-        length: padded length of source and target.
         tokens: mean number of target tokens per pair, over the whole batch. A rank that takes a share of the batch
             divides by it too, so that the loss is a mean over tokens for any number of ranks.
     """
 
-    indices: Tensor
-    length: int
     tokens: float
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
 
 @dataclass(frozen=True, eq=False)
