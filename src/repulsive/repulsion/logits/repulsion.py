@@ -81,13 +81,13 @@ class LogitRepulsion:
 
     def free_if_off(self, step: int) -> None:
         """Free forces that a schedule has switched off."""
-        if self.held and self.is_off(step):
+        if self.held and self.rule.is_off(step):
             self.held.clear()
             self.renewals += 1
 
     def is_due(self, step: int) -> bool:
         """Check whether a step computes a new force; never while a schedule has set the weight to zero."""
-        if self.is_off(step):
+        if self.rule.is_off(step):
             return False
         if is_capturing():
             return True
@@ -95,10 +95,6 @@ class LogitRepulsion:
 
     def _is_renewed(self, step: int) -> bool:
         return is_renewed(step, self.rule.every, self.rule.act_every)
-
-    def is_off(self, step: int) -> bool:
-        """Check whether a schedule has set the repulsive weight to zero."""
-        return self.rule.is_off(step)
 
     def renew(self, step: int, scale: Tensor | None) -> Tensor | None:
         """Compute the force of every layer with sampled tokens, and return `drive_norms` if the rule needs them."""

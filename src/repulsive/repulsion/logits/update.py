@@ -40,7 +40,7 @@ class LogitUpdate:
             gradient.
         """
         step, scale, source = inputs.step, inputs.scale, self.source
-        forces_change = source.is_due(step) or (source.held and source.is_off(step))
+        forces_change = source.is_due(step) or (source.held and source.rule.is_off(step))
         if inputs.rule is None or self._renewals != source.renewals or forces_change:
             return None
         gradients = []
@@ -119,5 +119,5 @@ class LogitUpdate:
             step: optimizer step.
             drives: the result of `drive_norms`.
         """
-        has_ended = self.source.is_off(step) and self.source.renewals > 0
+        has_ended = self.source.rule.is_off(step) and self.source.renewals > 0
         return measure_forces(step, self._layer_of, self.source.held, drives, has_ended=has_ended)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.reporting import Measured, ReportOptions, measure_ablations
 from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
 from repulsive.lab.systems.lm.data import Text, numbers
-from repulsive.lab.systems.lm.model import Decoder, DecoderConfig
+from repulsive.lab.systems.lm.model import Decoder, DecoderConfig, DecoderSizes
 from repulsive.lab.text.batches import Batch, shuffler
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 
@@ -50,33 +50,15 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Model:
-    """Sizes of the decoder; the vocabulary comes from the data.
-
-    Args:
-        layers: number of layers.
-        width: size of a token's state.
-        heads: query heads of a layer.
-        kv_heads: key-value heads of a layer; 0: as many as query heads.
-        qk_norm: normalise queries and keys head by head.
-        drop_heads: probability that a head is dropped for a sequence in training.
-    """
-
-    layers: int = 8
-    width: int = 512
-    heads: int = 8
-    kv_heads: int = 0
-    qk_norm: bool = False
-    drop_heads: float = 0.0
+class Model(DecoderSizes):
+    """Sizes of the decoder; the vocabulary comes from the data."""
 
     def __post_init__(self) -> None:
         self.decoder(vocabulary=1, length=1)  # raises if the sizes do not fit together
 
     def decoder(self, vocabulary: int, length: int) -> DecoderConfig:
         """Return the configuration of the decoder."""
-        return DecoderConfig(
-            vocabulary, self.layers, self.width, self.heads, self.kv_heads, length, self.qk_norm, self.drop_heads
-        )
+        return DecoderConfig(vocabulary, length, **asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
