@@ -34,40 +34,28 @@ VOCABULARIES = "vocabularies.json"
 
 
 @dataclass(frozen=True)
-class Model:
-    """Sizes of GraphWriter; vocabularies come from the data. The defaults are those of the released code.
+class Model(GraphSizes):
+    """Sizes of GraphWriter; vocabularies come from the data. The default sizes are those of the released code.
+
+    In that code `detached` and `full_scale` are true.
 
     Args:
-        width: size of a node, of a word and of the decoder's state.
-        heads: heads of every attention.
-        layers: layers of the graph Transformer.
-        lstm_layers: LSTM layers of the encoders of titles and entities.
-        dropout: dropout probability on attention weights and in feed-forward blocks.
-        titles: read titles; false if the data have none.
-        detached: see `GraphSizes`; true in the released code.
-        full_scale: see `GraphSizes`; true in the released code.
         attention: implementation of graph attention; "pyg" needs torch-geometric and, on a GPU, training.capture=false.
+        lstm_layers: LSTM layers of the encoders of titles and entities.
+        titles: read titles; false if the data have none.
     """
 
-    width: int = 500
-    heads: int = 4
-    layers: int = 6
-    lstm_layers: int = 2
-    dropout: float = 0.1
-    titles: bool = True
-    detached: bool = False
-    full_scale: bool = False
     attention: Literal["own", "pyg"] = "own"
+    lstm_layers: int = 2
+    titles: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.config(4, 2, 3)
 
     def config(self, words: int, entity_words: int, relations: int) -> GraphWriterConfig:
         """Return the configuration of the model, given the sizes of the vocabularies."""
-        sizes = GraphSizes(
-            self.width, self.heads, self.layers, self.dropout, self.detached, self.full_scale, self.attention
-        )
-        return GraphWriterConfig(words, entity_words, relations, sizes, self.lstm_layers, self.titles)
+        return GraphWriterConfig(words, entity_words, relations, self, self.lstm_layers, self.titles)
 
 
 @dataclass(frozen=True)
