@@ -14,6 +14,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from repulsive.lab.layers.cache import Cache
@@ -176,13 +177,8 @@ def beam_search(
             model.step(last, cache), forbidden, ends, limit <= length if length >= soonest else None
         )  # [A, K, V]
         never, open_, size = never.to(words.dtype), open_.to(words.dtype), words.shape[-1]
-        totals = words.add_(open_.unsqueeze(2)).flatten(1)  # [A, K V]
-        values, places = totals.topk(min(2 * beam, totals.shape[1]))  # [A, 2 K]: place = origin V + token
-        ended = places % size == ends.eos
-        done = torch.where(ended, values, never)[:, :beam]
-        open_, chosen = torch.where(ended, never, values).topk(beam)  # [A, K]
-        kept = places.gather(1, chosen)
-        backpointers.add(done, places[:, :beam], kept)
+        done, places, open_, kept = extend_beam(words.add_(open_.unsqueeze(2)), beam, ends.eos)  # [A, K]
+        backpointers.add(done, places, kept)
         best = torch.cat([best, done.double() / length**alpha], dim=1).topk(beam).values
         worst = best[:, -1]  # [A]: minus infinity until K are finished
         unfinished = worst < open_[:, 0] / limit**alpha if exact else worst == NEVER
@@ -197,6 +193,29 @@ def beam_search(
         cache.keep(origin, stay)
         rows, limit, last, best, open_ = rows[stay], limit[stay], last[stay], best[stay], open_[stay]
     return backpointers.hypotheses(nbest, alpha, model.config.vocabulary)
+
+
+def extend_beam(totals: Tensor, beam: int, eos: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Select among all continuations of open hypotheses, as described in `beam_search`.
+
+    Args:
+        totals: log-probabilities of the continuations, [A, open hypotheses, V].
+        beam: number of hypotheses to keep, K.
+        eos: the last token.
+
+    Returns:
+        Finished log-probabilities (minus infinity for a continuation that does not end) and their places, then those of
+        the hypotheses that stay open; [A, K] each. A place is V times the index of the extended hypothesis, plus the
+        token.
+    """
+    size, totals = totals.shape[-1], totals.flatten(1)
+    values, places = totals.topk(min(2 * beam, totals.shape[1]))  # [A, 2 K]
+    if (missing := 2 * beam - values.shape[1]) > 0:  # a small vocabulary has fewer continuations
+        values, places = (F.pad(x, (0, missing), value=empty) for x, empty in ((values, NEVER), (places, 0)))
+    ended = places % size == eos
+    done = torch.where(ended, values, NEVER)[:, :beam]
+    open_, chosen = torch.where(ended, NEVER, values).topk(beam)
+    return done, places[:, :beam], open_, places.gather(1, chosen)
 
 
 def _forbidden(model: Decoder, ends: Ends, device: torch.device) -> Tensor:

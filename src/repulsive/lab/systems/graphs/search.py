@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from repulsive.lab.layers.beam_search import FINISHED_SHARE, NEVER, Backpointers, Ends, Hypothesis
+from repulsive.lab.layers.beam_search import FINISHED_SHARE, NEVER, Backpointers, Ends, Hypothesis, extend_beam
 from repulsive.lab.systems.graphs.model import GraphWriter
 
 _CHECK_EVERY = 4  # steps between two checks for finished graphs
@@ -73,14 +73,8 @@ def write(
             end = logs[..., ends.eos].clone()
             logs.fill_(NEVER)
             logs[..., ends.eos] = end
-        totals = (logs + open_.unsqueeze(2)).flatten(1)  # [A, K (V + E)]
-        values, places = totals.topk(min(2 * beam, totals.shape[1]))  # place = origin (V + E) + word
-        values, places = (_wide(x, 2 * beam, empty) for x, empty in ((values, NEVER), (places, 0)))
-        ended = places % size == ends.eos
-        done = values.masked_fill(~ended, NEVER)[:, :beam]
-        open_, chosen = values.masked_fill(ended, NEVER).topk(beam)  # [A, K]
-        kept = places.gather(1, chosen)
-        backpointers.add(done, places[:, :beam], kept)
+        done, places, open_, kept = extend_beam(logs + open_.unsqueeze(2), beam, ends.eos)  # [A, K]
+        backpointers.add(done, places, kept)
         finished = finished + (done > NEVER).sum(1)
         unfinished = (finished < beam) & (open_[:, 0] > NEVER)
         open_ = open_.masked_fill(~unfinished.unsqueeze(1), NEVER)
@@ -97,9 +91,3 @@ def write(
         rows, memory, state = rows[stay], memory.take(stay), state.take(stay)
         last, open_, finished, next_input = last[stay], open_[stay], finished[stay], next_input[stay]
     return [best[0] for best in backpointers.hypotheses(1, alpha, size)]
-
-
-def _wide(x: Tensor, columns: int, empty: float) -> Tensor:
-    """Pad with `empty` to a number of columns; a small vocabulary may have fewer continuations than that."""
-    missing = columns - x.shape[1]
-    return torch.cat([x, x.new_full((len(x), missing), empty)], dim=1) if missing > 0 else x
