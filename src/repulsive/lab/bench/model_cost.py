@@ -22,8 +22,8 @@ from repulsive.lab.bench.machine import allocated_bytes, describe, free_bytes, p
 from repulsive.lab.bench.presets import find_preset
 from repulsive.lab.bench.rules import available_cases, build_cases
 from repulsive.lab.bench.training_variants import SharedModel, TrainingVariant
-from repulsive.lab.bench.turns import PLAIN, compare_turns, run_rounds
-from repulsive.lab.bench.warm_up import AGAIN, warm_up
+from repulsive.lab.bench.turns import PLAIN, Cost, compare_turns, run_rounds
+from repulsive.lab.bench.warm_up import AGAIN, WarmVariants, warm_up
 
 TRAINED = 16  # bytes per parameter: the weight, its gradient and two moments of AdamW, float32
 GIGA = 1e9
@@ -100,20 +100,10 @@ def measure_model(options: CostOptions, progress: Callable[[str], None] = print)
     except torch.OutOfMemoryError:
         advice = "measure a smaller step with --batch, or fewer layers with --layers"
         raise RepulsiveError(f"out of GPU memory; {advice}") from None
-    costs = compare_turns(turns, baselines)
-    results = {
-        name: asdict(cost)
-        | {
-            "rule": repr(cases[name].rule) if name in cases else None,
-            "baseline": baselines.get(name),
-            "own_graph": variants[name].has_own_graph,
-            "hooks": asdict(hooks[name]) if name in hooks else None,
-            "bound": _bound(name, hooks, baselines, costs[baselines.get(name, name)].seconds),
-            "per_second": batch * length / cost.seconds,
-            "peak_bytes": warm.peaks[name],
-        }
-        for name, cost in costs.items()
-    }
+    results = _results(compare_turns(turns, baselines), warm, hooks)
+    for name, result in results.items():
+        result["rule"] = repr(cases[name].rule) if name in cases else None
+        result["per_second"] = batch * length / result["seconds"]
     return {
         **describe(options.device),
         "settings": asdict(options) | {"batch": batch, "length": length},
@@ -126,6 +116,22 @@ def measure_model(options: CostOptions, progress: Callable[[str], None] = print)
         "left_out": left_out,
         "results": results,
         "turns": {name: [asdict(turn) for turn in own] for name, own in turns.items()},
+    }
+
+
+def _results(costs: Mapping[str, Cost], warm: WarmVariants, hooks: Mapping[str, HookCost]) -> dict[str, dict[str, Any]]:
+    """Collect the measurements of each variant."""
+    baselines = warm.baselines
+    return {
+        name: asdict(cost)
+        | {
+            "baseline": baselines.get(name),
+            "own_graph": warm.variants[name].has_own_graph,
+            "hooks": asdict(hooks[name]) if name in hooks else None,
+            "bound": _bound(name, hooks, baselines, costs[baselines.get(name, name)].seconds),
+            "peak_bytes": warm.peaks[name],
+        }
+        for name, cost in costs.items()
     }
 
 
