@@ -227,8 +227,8 @@ def test_an_exported_model_says_the_same(trained, tmp_path, capsys):
     assert len({path.stat().st_mode for path in out.rglob("*") if path.is_file()}) == 1  # as the umask gives
     capsys.readouterr()
     assert run(["export", str(trained.folder.path), "--out", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert "exists already" in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert "exists already" in output and output.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"exported"}
 
 

@@ -223,9 +223,9 @@ def test_a_part_that_a_run_does_not_have(further, trained, capsys):
         rows(folders, "again")
     words = ["evaluate", *map(str, folders), "--part", "again", "--device", "cpu"]
     assert run(words) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    assert "part 'again'" in said.err and "choose one of train, dev, test" in said.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1
+    assert "part 'again'" in output.err and "choose one of train, dev, test" in output.err
     # with the data of the other run, which has the same pieces, it can be evaluated
     assert run([*words, "--data", str(further.folder.path.parent / "prepared")]) == 0
     assert re.search(r"^digits +1 .*\+0\.000 \(p 1\.000\)$", capsys.readouterr().out, re.M)
