@@ -16,7 +16,7 @@ from repulsive.repulsion.backends.choose import Update
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.measured import Measured
-from repulsive.repulsion.optimizers import has_no_gradient, only_initialises_state
+from repulsive.repulsion.optimizers import has_nothing_to_follow, only_initialises_state
 from repulsive.repulsion.parameter_lookup import ParameterLookup, are_same
 
 
@@ -169,5 +169,5 @@ class ActiveUpdates:
 
 def _is_idle(group: HeadGroup) -> bool:
     """Check whether a group has no gradient to follow."""
-    idle = [has_no_gradient(parameter) for parameter in group.parameters()]
+    idle = [has_nothing_to_follow(parameter) for parameter in group.parameters()]
     return all(idle) or (any(idle) and group.modules == 1)  # a module without a gradient takes part as it is

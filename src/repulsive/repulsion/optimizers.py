@@ -77,7 +77,7 @@ def only_initialises_state(optimizer: Optimizer, gradients: Iterable[Tensor | No
     return all(grad is None or _is_zero_everywhere(grad) for grad in gradients)
 
 
-def has_no_gradient(parameter: Tensor) -> bool:
+def has_nothing_to_follow(parameter: Tensor) -> bool:
     """Check whether a parameter has no gradient, or is frozen with a gradient of zeros.
 
     A frozen parameter with a nonzero gradient is still trained, by a loop that freezes between backward and step.

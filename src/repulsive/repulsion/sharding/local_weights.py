@@ -12,7 +12,7 @@ from torch import Tensor
 
 from repulsive.heads.layout import HeadSlice
 from repulsive.heads.sharded_tensors import is_sharded
-from repulsive.repulsion.optimizers import has_no_gradient
+from repulsive.repulsion.optimizers import has_nothing_to_follow
 from repulsive.repulsion.sharding.shard_layout import MeshDims, ShardLayout, gradient_of, shard_layout
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class LocalWeight:
     @property
     def is_idle(self) -> bool:
         """Whether the parameter has no gradient in this step, and may do so."""
-        return self.may_be_idle and has_no_gradient(self.part.parameter())
+        return self.may_be_idle and has_nothing_to_follow(self.part.parameter())
 
     @property
     def is_copy(self) -> bool:
