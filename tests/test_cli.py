@@ -13,7 +13,7 @@ import pytest
 
 from repulsive._version import __version__
 from repulsive.cli import main
-from repulsive.cli.say import warnings_as_lines
+from repulsive.cli.output import warnings_as_lines
 from repulsive.errors import ConfigError
 from repulsive.lab.engine.stop_signals import Stopped
 

@@ -169,7 +169,7 @@ def test_the_library_does_not_import_the_laboratory():
 
 def test_models_do_not_know_repulsion():
     """A model of a system, and the layers it is built of, reach neither `heads` nor `repulsion` through any import."""
-    models = [module for module in MODULES if re.fullmatch(r"repulsive\.lab\.systems\.\w+\.model", module)]
+    models = [module for module in MODULES if re.fullmatch(r"repulsive\.lab\.systems\.\w+\.(model|attention)", module)]
     models += [module for module in MODULES if module.startswith("repulsive.lab.layers.")]
     assert len(models) > 10
     for model in models:

@@ -104,3 +104,13 @@ def list_first(items: Sequence[object], most: int, separator: str = ", ") -> str
     """
     more = f" and {len(items) - most} more" if len(items) > most else ""
     return separator.join(map(str, items[:most])) + more
+
+
+def short_message(error: BaseException) -> str:
+    r"""Format an error of another package for a message: its type and text, as one line of at most 160 characters.
+
+    Example:
+        >>> short_message(ValueError("first line\nsecond line"))
+        'ValueError: first line second line'
+    """
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160]

@@ -62,18 +62,19 @@ def head_jobs(studies: Studies) -> Jobs:
     """Yield runs with other numbers of heads, seed by seed; the stepsize is the number of heads."""
     for seed in range(max(HEAD_SEEDS.values())):
         for dataset, study in studies.items():
-            if seed >= min(HEAD_SEEDS[dataset], study.seeds):
-                continue
-            for arm, trial in study.all_chosen().items():
-                point = FIRST.trials(arm, study.arguments.trials)[trial]
-                for count in HEAD_COUNTS if arm in HEAD_ARMS else ():
-                    if count == 1 and arm != BASELINE:  # one head has no partner
-                        continue
-                    changes = [*point, f"model.heads={count}"]
-                    changes += [f"method.stepsize={count}"] if arm in REPELLED else []
-                    name = f"{arm}, {name_count(count)}"
-                    for job in study.make_jobs(HEADS, arm, trial, changes, [seed], name=name):
-                        yield study, job
+            if seed < min(HEAD_SEEDS[dataset], study.seeds):
+                yield from _head_jobs_of_seed(study, seed)
+
+
+def _head_jobs_of_seed(study: Study, seed: int) -> Jobs:
+    for arm, trial in study.all_chosen().items():
+        point = FIRST.trials(arm, study.arguments.trials)[trial]
+        counts = HEAD_COUNTS if arm in HEAD_ARMS else ()
+        for count in counts if arm == BASELINE else [n for n in counts if n > 1]:  # one head has no partner
+            changes = [*point, f"model.heads={count}"]
+            changes += [f"method.stepsize={count}"] if arm in REPELLED else []
+            name = f"{arm}, {name_count(count)}"
+            yield from ((study, job) for job in study.make_jobs(HEADS, arm, trial, changes, [seed], name=name))
 
 
 def control_jobs(studies: Studies, names: Mapping[str, Sequence[str]]) -> Jobs:

@@ -75,8 +75,7 @@ def _forces(model: nn.Module, inputs: dict[str, Tensor], tokens: int, seed: int)
     forces = logit_forces(source.layers, source.sampler.samples, rule)
     optimizer.zero_grad()
     source.remove()
-    for hook in handle._hooks:
-        hook.remove()
+    handle._hooks.remove()
     return forces
 
 

@@ -19,12 +19,12 @@ from typing import Any
 from studies.arguments import errors_in_one_line
 from studies.output import save
 
-from repulsive.lab.bench.clock import wall
+from repulsive.lab.bench.clock import wall_time
 from repulsive.lab.bench.hook_cost import measure_hooks
 from repulsive.lab.bench.machine import describe
-from repulsive.lab.bench.participants import Participant, SharedModel
 from repulsive.lab.bench.presets import PRESETS, find_preset
 from repulsive.lab.bench.rules import build_cases
+from repulsive.lab.bench.training_variants import SharedModel, TrainingVariant
 
 RULES = ("sphere", "auto", "schedule", "paper", "sgld", "spos-paper", "spos")
 
@@ -44,15 +44,15 @@ def measure(model: str, rules: Sequence[str], layers: int | None, steps: int, tu
     cases = build_cases(rules)  # an unknown rule is an error before anything is measured
     network = preset.build("cpu", layers=layers, length=length)
     whole, few = (SharedModel(network, preset.inputs(network.config, rows, length, "cpu")) for rows in (batch, 1))
-    plain = Participant(whole, steps=1)
-    seconds = [wall(plain.step, whole.device) for _ in range(steps + 1)][1:]
+    plain = TrainingVariant(whole, steps=1)
+    seconds = [wall_time(plain.step, whole.device) for _ in range(steps + 1)][1:]
     step = statistics.median(seconds)
     results: dict[str, Any] = {}
     for name, case in cases.items():
-        participant = Participant(few, case, steps=1)
-        with participant.attached():
-            participant.take_period()
-        cost = measure_hooks(participant, turns)
+        variant = TrainingVariant(few, case, steps=1)
+        with variant.attached():
+            variant.take_period()
+        cost = measure_hooks(variant, turns)
         results[name] = {"hooks": cost.host, "average": cost.average, "ratio": 1 + cost.average / step}
         print(f"{name:12} {1e3 * cost.average:8.1f} ms, {results[name]['ratio']:.4f}", flush=True)
     settings = {"model": model, "layers": layers, "batch": batch, "length": length}

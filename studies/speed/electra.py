@@ -27,9 +27,7 @@ versions. `--limit` holds for all parts together: what does not fit, in time or 
 from __future__ import annotations
 
 import argparse
-import shlex
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,8 +39,8 @@ from studies.speed.speed_bench import SpeedBench, count_parameters
 from studies.speed.tables import origin, training
 from studies.speed.timed_loop import TimedLoop
 
-from repulsive.errors import ConfigError, RepulsiveError
-from repulsive.lab.bench.clock import compare, wall
+from repulsive.errors import ConfigError
+from repulsive.lab.bench.clock import compare, wall_time
 from repulsive.lab.bench.steps import time_inside
 from repulsive.lab.systems.electra.masking import most_places
 from repulsive.lab.systems.electra.task import Model, PretrainingTask
@@ -111,7 +109,7 @@ class Bench(SpeedBench):
         for label, loop in loops.items():
             for _ in range(self.arguments.warm_up):
                 self.check_time(f"warming up {label}, {size} sequences")
-                taken = wall(loop.one_epoch, self.device)
+                taken = wall_time(loop.one_epoch, self.device)
                 print(f"train: {size} sequences, {label}: a stretch of warm-up in {taken:.2f} s", flush=True)
         seconds = self.alternate({label: loop.one_epoch for label, loop in loops.items()})
         for label, loop in loops.items():
@@ -233,13 +231,7 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     arguments.compile = arguments.compile and arguments.device == "cuda"
     arguments.workers = arguments.workers if arguments.workers is not None else 4 * (arguments.device == "cuda")
-    words = sys.argv[1:] if words is None else words
-    try:
-        failed = Bench(arguments, shlex.join(["python", "-m", "studies.speed.electra", *words])).run()
-    except RepulsiveError as error:
-        raise SystemExit(f"studies.speed.electra: {error}") from None
-    if failed:
-        raise SystemExit(f"studies.speed.electra: {', '.join(failed)} failed, see above")
+    Bench.run_from_command_line("studies.speed.electra", arguments, words)
 
 
 if __name__ == "__main__":

@@ -30,11 +30,11 @@ from studies.speed.models import COMPILED, Queue, measure_in_turn
 
 from repulsive import repel
 from repulsive.errors import RepulsiveError
-from repulsive.lab.bench.clock import synchronise, undisturbed, wall
+from repulsive.lab.bench.clock import paused_garbage_collection, synchronise, wall_time
 from repulsive.lab.bench.command import choose_device
 from repulsive.lab.bench.machine import describe
-from repulsive.lab.bench.participants import SharedModel, compile_apart
 from repulsive.lab.bench.presets import PRESETS, find_preset
+from repulsive.lab.bench.training_variants import SharedModel, compile_apart
 from repulsive.lab.bench.turns import TRAINING
 from repulsive.safety.markdown import format_table
 
@@ -73,7 +73,7 @@ def _measure(
         """Take steps in blocks, and save the seconds of a step of each block."""
         blocks = [min(BLOCK, steps - first) for first in range(0, steps, BLOCK)]
         facts["seconds"][part] = [
-            wall(lambda: _steps(shared, forward, count), shared.device) / count  # noqa: B023
+            wall_time(lambda: _steps(shared, forward, count), shared.device) / count  # noqa: B023
             for count in blocks
         ]
         keep(facts)
@@ -86,7 +86,7 @@ def _measure(
     handle.remove()
     _steps(shared, shared.forward, WARM_UP)
     wait()
-    with undisturbed():
+    with paused_garbage_collection():
         train("plain before", shared.forward, arguments.steps // 2)
         handle.steps = 0
         handle.attach()

@@ -36,7 +36,7 @@ from studies.speed.timed_loop import TimedLoop
 from torch import Tensor, nn
 
 from repulsive.errors import RepulsiveError
-from repulsive.lab.bench.clock import wall
+from repulsive.lab.bench.clock import wall_time
 from repulsive.lab.engine.runs import versions
 from repulsive.lab.engine.task import Forward, Inputs
 from repulsive.lab.systems.graphs.batches import GraphBatch, Shape, in_batches
@@ -167,12 +167,12 @@ class Bench:
         for name, loop in loops.items():
             loop.batches = batches[:1] if name == LOOP else batches  # it captures nothing
             for number in range(1 if name == LOOP else self.arguments.warm_up):
-                taken = wall(loop.round, self.device)
+                taken = wall_time(loop.round, self.device)
                 print(f"train: {name}: warm-up {number + 1} in {taken:.2f} s", flush=True)
             loop.batches = batches
         while not seconds[LOOP] or not self.is_late():
             for name, loop in loops.items():
-                seconds[name].append(wall(loop.round, self.device))
+                seconds[name].append(wall_time(loop.round, self.device))
             if len(seconds[LOOP]) == self.arguments.rounds:
                 break
         slow = statistics.median(seconds[LOOP])
@@ -193,7 +193,7 @@ class Bench:
                 return
             batches = in_batches(sizes, at_once)
             self._write(task, model, batches[-1:])  # warm-up
-            taken = wall(lambda batches=batches: self._write(task, model, batches), self.device)
+            taken = wall_time(lambda batches=batches: self._write(task, model, batches), self.device)
             numbers = {
                 "graphs": len(sizes),
                 "seconds": taken,

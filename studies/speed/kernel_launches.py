@@ -16,7 +16,7 @@ from repulsive.heads.layout import HeadGroup, HeadSlice, consecutive_rows
 from repulsive.particles import SPOS, rule_by_name
 from repulsive.particles.named import NOISE_IN_GRADIENT
 from repulsive.repulsion.backends.fused import FusedUpdate
-from repulsive.repulsion.backends.variants import Variant
+from repulsive.repulsion.backends.variants import Combination, Variant
 
 RULES = ("paper", "spos-paper", "recommended")
 FLUSH = 200 * 2**20  # bytes that are written before each repetition, several times the L2 cache
@@ -115,14 +115,13 @@ class Launches:
     def alone(self) -> dict[str, tuple[Callable[[], Any], float]]:
         """Return functions that launch one Triton kernel (or two), and their passes over the weights."""
         update, variant = self.update, self.variant("spos-paper")
-        options = {"has_force": True, "is_scaled": False, "scales_noise": False, "scales_gradients": False}
         return {
             "gram": (lambda: update._gram(1, norms_only=False), 1),
             "gram and norms of gradients": (lambda: update._gram(2, norms_only=True), 2),
             "solve": (lambda: update._solve(variant), 0),
             "gram, solve": (lambda: (update._gram(1, norms_only=False), update._solve(variant)), 1),
-            "combine": (lambda: update._combine(is_noisy=False, **options), 3),
-            "combine with noise": (lambda: update._combine(is_noisy=True, **options), 3),
+            "combine": (lambda: update._combine(Combination()), 3),
+            "combine with noise": (lambda: update._combine(Combination(is_noisy=True)), 3),
             "step noise": (self._add_step_noise, 5),
         }
 

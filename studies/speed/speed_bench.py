@@ -6,6 +6,8 @@ import argparse
 import gc
 import json
 import platform
+import shlex
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +19,7 @@ import torch
 from torch import nn
 
 from repulsive.errors import RepulsiveError
-from repulsive.lab.bench.clock import wall
+from repulsive.lab.bench.clock import wall_time
 from repulsive.lab.engine.files import read_json
 from repulsive.lab.engine.runs import versions
 
@@ -60,6 +62,23 @@ class SpeedBench:
         self.deadline = time.perf_counter() + arguments.limit
         if arguments.device == "cuda":
             torch.set_float32_matmul_precision("high")  # as in the training loop
+
+    @classmethod
+    def run_from_command_line(cls, module: str, arguments: argparse.Namespace, words: Sequence[str] | None) -> None:
+        """Run the benchmark, and end with a message if data or settings are wrong, or a part failed.
+
+        Args:
+            module: name of the module that was run.
+            arguments: the parsed command line.
+            words: the command line; None: that of the process.
+        """
+        words = sys.argv[1:] if words is None else words
+        try:
+            failed = cls(arguments, shlex.join(["python", "-m", module, *words])).run()
+        except RepulsiveError as error:
+            raise SystemExit(f"{module}: {error}") from None
+        if failed:
+            raise SystemExit(f"{module}: {', '.join(failed)} failed, see above")
 
     def as_markdown(self) -> str:
         """Format the measurements so far."""
@@ -129,7 +148,7 @@ class SpeedBench:
         order = list(work)
         while not seconds[order[0]] or time.perf_counter() < until:
             for label in order:
-                seconds[label].append(wall(work[label], self.device))
+                seconds[label].append(wall_time(work[label], self.device))
             order.reverse()
         return seconds
 

@@ -30,9 +30,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import shlex
 import statistics
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -44,8 +42,7 @@ from studies.speed.tables import as_markdown
 from studies.speed.timed_loop import TimedLoop, epoch_of, open_task
 from torch import Tensor
 
-from repulsive.errors import RepulsiveError
-from repulsive.lab.bench.clock import compare, wall
+from repulsive.lab.bench.clock import compare, wall_time
 from repulsive.lab.systems.translation.model import Transformer
 from repulsive.lab.systems.translation.task import TranslationTask
 from repulsive.lab.systems.translation.translate import translate
@@ -79,7 +76,7 @@ class Bench(SpeedBench):
             for label, loop in loops.items():
                 for _ in range(self.arguments.warm_up):
                     self.check_time(f"warming up {label}, {tokens} tokens")
-                    taken = wall(loop.one_epoch, self.device)
+                    taken = wall_time(loop.one_epoch, self.device)
                     print(f"train: {tokens} tokens, {label}: an epoch of warm-up in {taken:.2f} s", flush=True)
             seconds = self.alternate({label: loop.one_epoch for label, loop in loops.items()})
             for label, loop in loops.items():
@@ -178,11 +175,11 @@ class Bench(SpeedBench):
         for size, setting in sizes.items():
             some = source[:size]
             self.check_time(f"batches of {size}")
-            rates[size] = len(some) / wall(lambda some=some, setting=setting: run(some, setting), self.device)
+            rates[size] = len(some) / wall_time(lambda some=some, setting=setting: run(some, setting), self.device)
             self.record(part, f"sentences per second in a batch of {size}", rates[size])
         best = max(rates, key=lambda size: rates[size])
         self.check_time("all sentences")
-        taken = wall(lambda: lengths.extend(run(source, sizes[best])), self.device)
+        taken = wall_time(lambda: lengths.extend(run(source, sizes[best])), self.device)
         if set(lengths) != {self.arguments.length}:
             raise RuntimeError(
                 f"expected translations of {self.arguments.length} words, got {min(lengths)} to {max(lengths)}"
@@ -242,13 +239,7 @@ def main(words: Sequence[str] | None = None) -> None:
         "--batches", nargs="+", type=int, default=[256, 1024, 3392], help="sentences per batch of decoding"
     )
     arguments = parser.parse_args(words)
-    words = sys.argv[1:] if words is None else words
-    try:
-        failed = Bench(arguments, shlex.join(["python", "-m", "studies.speed.translation", *words])).run()
-    except RepulsiveError as error:
-        raise SystemExit(f"studies.speed.translation: {error}") from None
-    if failed:
-        raise SystemExit(f"studies.speed.translation: {', '.join(failed)} failed, see above")
+    Bench.run_from_command_line("studies.speed.translation", arguments, words)
 
 
 if __name__ == "__main__":

@@ -77,8 +77,15 @@ class Translation(Study):
             return []
         if stage != "tune" and self.chosen(BASELINE) is None:
             return []
-        rows: list[Row] = getattr(self, f"_{stage}")()
-        return rows
+        rows = {
+            "question": self._question,
+            "tune": self._tune,
+            "final": self._final,
+            "ablation": self._ablation,
+            "heads": self._heads,
+            "redundancy": self._redundancy,
+        }
+        return rows[stage]()
 
     def required_runs(self, stage: str) -> dict[Path, Spec]:
         """Folder -> run, of all runs of a stage that the results so far determine, preceded by those of its grids."""

@@ -29,7 +29,6 @@ ENCODER = {
     "num_attention_heads": 6,
     "intermediate_size": 64,
 }
-FALCON = {k: v for k, v in ENCODER.items() if k != "intermediate_size"}
 VISION = {**ENCODER, "image_size": 16, "patch_size": 4}
 T5 = {"vocab_size": 60, "d_model": 48, "d_ff": 64, "d_kv": 8, "num_layers": 2, "num_heads": 6}
 PORTABLE = {

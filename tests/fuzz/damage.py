@@ -31,7 +31,7 @@ def damage(folder: Path, files: list[Path], draw: Draw) -> list[str]:
     Returns:
         What was done, for the message.
     """
-    told = []
+    descriptions = []
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         path = draw.choice(files)
         if not path.is_file() or path.is_symlink():
@@ -44,8 +44,8 @@ def damage(folder: Path, files: list[Path], draw: Draw) -> list[str]:
             fitting = _fitting(path)
             change = draw.choice(fitting if draw.random() < 0.5 and fitting else BYTES)
             path.write_bytes(change(path.read_bytes(), draw))
-        told.append(f"{change.__name__} of {name}")
-    return told
+        descriptions.append(f"{change.__name__} of {name}")
+    return descriptions
 
 
 def _fitting(path: Path) -> list[Callable[[bytes, Draw], bytes]]:

@@ -127,9 +127,9 @@ def test_one_damaged_run_does_not_hide_the_others(tmp_path, capsys):
         (tmp_path / name).mkdir()
         (tmp_path / name / "recipe.json").write_text(text)
     assert run(["ls", "--out", str(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert "cannot be read" in next(line for line in said if f"{tmp_path / 'a'} " in line)
-    assert "started" in next(line for line in said if f"{tmp_path / 'b'} " in line)
+    output = capsys.readouterr().out.splitlines()
+    assert "cannot be read" in next(line for line in output if f"{tmp_path / 'a'} " in line)
+    assert "started" in next(line for line in output if f"{tmp_path / 'b'} " in line)
 
 
 def test_a_missing_package_is_one_line_with_its_extra(monkeypatch, capsys):

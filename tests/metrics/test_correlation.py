@@ -135,8 +135,8 @@ def test_what_hardly_varies_is_not_taken_for_constant():
     good, flat = labels + torch.randn(200), 2.7 + 2e-5 * (labels + torch.randn(200))
     for answers in (good, flat):
         assert torch.allclose(pearson_of(moments(answers, labels).sum(0)), pearson(answers, labels), atol=1e-4)
-    told = compare_totals(moments(flat, labels), moments(good, labels), pearson_of, resamples=50)
-    assert told.difference == pytest.approx(float(pearson(flat, labels) - pearson(good, labels)), abs=1e-4)
+    result = compare_totals(moments(flat, labels), moments(good, labels), pearson_of, resamples=50)
+    assert result.difference == pytest.approx(float(pearson(flat, labels) - pearson(good, labels)), abs=1e-4)
 
 
 def test_nan_is_no_answer():

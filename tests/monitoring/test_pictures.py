@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from repulsive import HeadMonitor, HeadWarning, SelectionError, Thresholds
-from repulsive.monitoring.embedding import aligned_positions, classical_scaling, turned_onto
+from repulsive.monitoring.embedding import align, aligned_positions, classical_scaling
 from repulsive.monitoring.film_layers import MOST_FRAMES, film_layers
 from repulsive.monitoring.history import MOST, History
 from repulsive.monitoring.live_page import page_content
@@ -60,11 +60,11 @@ def test_turning_undoes_rotation_and_reflection_and_never_stretches():
     angle = torch.tensor(0.7)
     turn = torch.tensor([[angle.cos(), angle.sin()], [-angle.sin(), angle.cos()]], dtype=torch.float64)
     for change in (turn, turn @ torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64))):
-        assert turned_onto(points @ change, points) == pytest.approx(points, abs=1e-7)
-    assert torch.cdist(turned_onto(points, points.flip(0)), turned_onto(points, points.flip(0))) == pytest.approx(
+        assert align(points @ change, points) == pytest.approx(points, abs=1e-7)
+    assert torch.cdist(align(points, points.flip(0)), align(points, points.flip(0))) == pytest.approx(
         torch.cdist(points, points)
     )
-    target, best = points.flip(0), turned_onto(points, points.flip(0))
+    target, best = points.flip(0), align(points, points.flip(0))
     for step in range(0, 628, 5):  # no rotation or reflection is closer
         c, s = math.cos(step / 100), math.sin(step / 100)
         for sign in (1, -1):

@@ -9,8 +9,9 @@ import pytest
 from repulsive.diagnostics.comparison_summary import comparison_verdict
 from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.model_comparison import Difference, ModelComparison
-from repulsive.pages.comparison_page import render_comparison, write_comparison_files
+from repulsive.pages.comparison_page import encode_comparison, render_comparison
 from repulsive.pages.data.pictures import Pictures
+from repulsive.pages.inspection_page import write_page_and_numbers
 from tests.pages import test_picture_map as on_pictures
 from tests.pages.browser import driven_browser, driven_page, needs_driver, violations
 from tests.pages.test_atlas import EVIL, WORDS, causal, data_of, made
@@ -59,7 +60,9 @@ def test_the_file_stays_small_and_weights_alone_need_no_script():
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compared")
-    return write_comparison_files(folder, compared(), title="Heads of a and b", tokens=[WORDS] * 2)
+    comparison = compared()
+    page = render_comparison(comparison, title="Heads of a and b", tokens=[WORDS] * 2)
+    return write_page_and_numbers(folder, page, encode_comparison(comparison))
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +127,8 @@ def test_pictures_of_both_models(browser, tmp_path):
     after = replace(before, maps=maps)
     comparison = ModelComparison(before, after, [[(0, 0), (1, 1)]] * 2, DIFFERENCE)
     pictures = Pictures(on_pictures.LAYOUT, ["a", "b"], [on_pictures.JPEG] * 2)
-    page_of = write_comparison_files(tmp_path, comparison, title="Heads", pictures=pictures)
+    page = render_comparison(comparison, title="Heads", pictures=pictures)
+    page_of = write_page_and_numbers(tmp_path, page, encode_comparison(comparison))
     with driven_page(browser, page_of) as (page, messages):
         assert page.locator("#pictures .picture").count() == 2
         page.click(".head[data-layer='1'][data-head='1']")

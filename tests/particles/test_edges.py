@@ -63,10 +63,10 @@ def test_equal_heads_are_not_pushed_to_hold_a_ratio(heads, space):
 def test_a_callable_bandwidth_is_called_for_each_group():
     theta, grad = particles(5, 6, (3,), 2)
     theta[1] *= 20
-    asked = []
-    rule = SVGD(alpha=0.5, bandwidth=lambda d2: asked.append(d2.shape) or float(d2.median()))
+    calls = []
+    rule = SVGD(alpha=0.5, bandwidth=lambda d2: calls.append(d2.shape) or float(d2.median()))
     found = rule.gradient(theta, grad)
-    assert asked == [(5, 5)] * 3
+    assert calls == [(5, 5)] * 3
     for group in range(3):
         assert close(found[group], rule.gradient(theta[group], grad[group]))
     with pytest.raises(RuleError, match=r"returned shape \[5, 5\] for one group"):

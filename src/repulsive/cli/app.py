@@ -17,11 +17,11 @@ from repulsive.cli.heads import heads
 from repulsive.cli.inspect import inspect
 from repulsive.cli.judge import judge
 from repulsive.cli.ls import ls
+from repulsive.cli.output import print_error, warnings_as_lines
 from repulsive.cli.prepare import prepare
 from repulsive.cli.prune import prune
 from repulsive.cli.report import report
 from repulsive.cli.reproduce import reproduce
-from repulsive.cli.say import complain, warnings_as_lines
 from repulsive.cli.sweep import sweep
 from repulsive.cli.train import train
 from repulsive.cli.translate import translate
@@ -92,37 +92,37 @@ def run(arguments: list[str]) -> int:
         Exception: an unexpected error; Python prints a traceback and exits with 1.
     """
     if (number := next((i for i, word in enumerate(arguments, 1) if not _is_text(word)), 0)) > 0:
-        return _complain(f"argument {number} is not UTF-8 ({arguments[number - 1]!a}); rename the file")
+        return _fail(f"argument {number} is not UTF-8 ({arguments[number - 1]!a}); rename the file")
     if problem := remote_argument(arguments):
-        return _complain(problem)
+        return _fail(problem)
     try:
         with warnings_as_lines():
             code = app(args=arguments, prog_name="repulsive", standalone_mode=False)
     except RepulsiveError as error:
-        return _complain(str(error))
+        return _fail(str(error))
     except Stopped as stopped:
-        return _complain(str(stopped), stopped.code)
+        return _fail(str(stopped), stopped.code)
     except (typer.Abort, KeyboardInterrupt):
         code = 130
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        return _complain(f"this needs the package {package}; install it with: {install_command(EXTRAS[package])}")
+        return _fail(f"this needs the package {package}; install it with: {install_command(EXTRAS[package])}")
     except MemoryError:
-        return _complain(_MEMORY)
+        return _fail(_MEMORY)
     except OSError as error:  # for example a full disk, or missing permissions
-        return _complain(f"{error.filename or 'output'}: {error.strerror}" if error.strerror else str(error))
+        return _fail(f"{error.filename or 'output'}: {error.strerror}" if error.strerror else str(error))
     except Exception as error:
         if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):  # torch ran out of memory
-            return _complain(_MEMORY)
+            return _fail(_MEMORY)
         # Usage errors of Click. Some versions of Typer contain their own copy of Click, so check for the method.
         if not hasattr(error, "format_message"):
             raise
         command = getattr(getattr(error, "ctx", None), "command_path", "repulsive")
-        return _complain(f"{error.format_message()} (see: {command} --help)")
+        return _fail(f"{error.format_message()} (see: {command} --help)")
     if code == 130:  # Ctrl-C: some versions of Typer raise an exception, others return 130
-        return _complain("stopped", code)
+        return _fail("stopped", code)
     return code if isinstance(code, int) else 0
 
 
@@ -134,7 +134,8 @@ def _is_text(word: str) -> bool:
     return True
 
 
-def _complain(message: str, code: int = 2) -> int:
+def _fail(message: str, code: int = 2) -> int:
+    """Print an error, and return the exit code."""
     if os.environ.get("LOCAL_RANK", "0") == "0":  # under torchrun only one process per machine prints
-        complain(message)
+        print_error(message)
     return code

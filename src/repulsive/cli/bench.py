@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say_json, say_progress, say_tables
+from repulsive.cli.output import print_json, print_progress, print_tables
 
 
 def bench(
@@ -102,12 +102,12 @@ def bench(
             layers=layers,
             compiled=compiled,
             json_file=None if as_json else json_file,
-            progress=say_progress,
+            progress=print_progress,
             show=not as_json,
             full=full,
         )
         if as_json:
-            say_json(facts)
+            print_json(facts)
         return
     facts = bench_transformer(
         device=device,
@@ -118,9 +118,9 @@ def bench(
         growth=growth is not False,
         out=out,
         json_file=None if as_json else json_file,
-        progress=say_progress,
+        progress=print_progress,
     )
     if as_json:
-        say_json(facts)
+        print_json(facts)
     else:
-        say_tables(terminal_tables(facts, full))
+        print_tables(terminal_tables(facts, full))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import JsonOption, say, say_json, say_progress
+from repulsive.cli.output import JsonOption, print_json, print_progress, print_text
 from repulsive.errors import ConfigError
 
 
@@ -45,8 +45,8 @@ def demo(
         from repulsive.lab.demo.table import make_demo
 
         made = make_demo(data or "reviews", out or Path("demo/table"), seeds or 3, changes or ())
-        text, page = made.run(jobs, say)
-        say(f"\n{text}\n\nreport: {page}")
+        text, page = made.run(jobs, print_text)
+        print_text(f"\n{text}\n\nreport: {page}")
         return
     if data is not None or changes:
         raise ConfigError("--data and --set apply to --table only; add --table")
@@ -59,6 +59,6 @@ def demo(
 
     settings = Settings() if steps is None else replace(Settings(), steps=steps)
     folder, numbers = out or Path("demo"), range(seed, seed + (seeds or SEEDS))
-    run_demo(folder, settings, numbers, say_progress if as_json else say, jobs, live=not as_json)
+    run_demo(folder, settings, numbers, print_progress if as_json else print_text, jobs, live=not as_json)
     if as_json:
-        say_json(read_json(folder / SUMMARY))
+        print_json(read_json(folder / SUMMARY))

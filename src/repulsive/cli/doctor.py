@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import typer
 
-from repulsive.cli.say import JsonOption, say, say_json
+from repulsive.cli.output import JsonOption, print_json, print_text
 
 
 def doctor(
@@ -18,8 +18,8 @@ def doctor(
 
     environment = collect()
     if as_json:
-        say_json({**asdict(environment), "problems": environment.problems})
+        print_json({**asdict(environment), "problems": environment.problems})
     else:
-        say(describe(environment))
+        print_text(describe(environment))
     if environment.problems:
         raise typer.Exit(1)

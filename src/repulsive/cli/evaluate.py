@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.results import say_results
-from repulsive.cli.say import FullOption, JsonOption, MarkdownOption, say, say_json
+from repulsive.cli.output import FullOption, JsonOption, MarkdownOption, print_json, print_text
+from repulsive.cli.results import print_results
 
 
 def evaluate(
@@ -39,8 +39,8 @@ def evaluate(
 
         written = write(runs[0], predict, data, device)
         if as_json:
-            say_json({"written": written})
+            print_json({"written": written})
         else:
-            say("\n".join(map(str, written)))
+            print_text("\n".join(map(str, written)))
         return
-    say_results(score(runs, part, data, device), full=full, markdown=markdown, as_json=as_json)
+    print_results(score(runs, part, data, device), full=full, markdown=markdown, as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import say
+from repulsive.cli.output import print_text
 
 
 def export(
@@ -18,4 +18,4 @@ def export(
     from repulsive.lab.runs.export import export as write
 
     for folder in write(run, out):
-        say(str(folder))
+        print_text(str(folder))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import JsonOption, say_json, say_tables
+from repulsive.cli.output import JsonOption, print_json, print_tables
 
 
 def heads(
@@ -40,6 +40,6 @@ def heads(
     else:
         groups = find_heads(load_architecture(target))
     if as_json:
-        say_json(heads_as_json(groups))
+        print_json(heads_as_json(groups))
     else:
-        say_tables(head_tables(groups, full))
+        print_tables(head_tables(groups, full))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from repulsive.cli.say import say, say_tables
+from repulsive.cli.output import print_tables, print_text
 from repulsive.errors import RunError
 
 if TYPE_CHECKING:
@@ -101,13 +101,13 @@ def inspect(
     else:
         page, content = _inspect(job, as_json, full)
     if not inputs.batches:
-        say(
+        print_text(
             "\nnote: without inputs only weights are measured; add --text, --sentence, --images or --example to measure"
             " the similarity of logits, attention and outputs, and the importance of heads",
             err=as_json,
         )
     written = [str(page), *([str(write_card(card, content))] if card else [])]
-    say(f"\nwritten to {' and '.join(written)}", err=as_json)
+    print_text(f"\nwritten to {' and '.join(written)}", err=as_json)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,45 +139,49 @@ class _Job:
         images = self.inputs.images
         return Pictures(images.layout, images.names, images.pictures) if images else None
 
+    def shown(self) -> dict[str, Any]:
+        """Return the inputs as arguments of the functions that render a page."""
+        return {"tokens": self.inputs.tokens, "pictures": self.pictures()}
+
+    def write(self, page: str, numbers: str) -> Path:
+        """Write the page and its numbers; return the path of the page."""
+        from repulsive.pages.inspection_page import write_page_and_numbers
+
+        return write_page_and_numbers(self.out, page, numbers)
+
 
 def _inspect(job: _Job, as_json: bool, full: bool) -> tuple[Path, Card]:
     """Inspect a model, print the result, and write its page; returns the page and the content of a card."""
     from repulsive.diagnostics.inspection import inspect_heads
     from repulsive.diagnostics.short_summary import short_summary
     from repulsive.diagnostics.summary import as_text
-    from repulsive.pages.inspection_page import inspection_card, inspection_json, write_inspection_files
+    from repulsive.pages.inspection_page import inspection_card, inspection_json, render_inspection
 
     with _ablation_bar() as progress:
         result = inspect_heads(job.inputs.model, job.inputs.batches, progress=progress, **job.settings)
+    numbers = inspection_json(result)
     if as_json or full:
-        say(inspection_json(result) if as_json else as_text(result))
+        print_text(numbers if as_json else as_text(result))
     else:
-        say_tables(short_summary(result))
+        print_tables(short_summary(result))
     facts = job.facts([("Model", job.target)], result.items)
-    title = f"Heads of {job.target}"
-    pictures = job.pictures()
-    page = write_inspection_files(
-        job.out, result, title=title, facts=facts, tokens=job.inputs.tokens, pictures=pictures
-    )
-    return page, inspection_card(result, _short(job.target), pictures)
+    page = render_inspection(result, title=f"Heads of {job.target}", facts=facts, **job.shown())
+    return job.write(page, numbers), inspection_card(result, _short(job.target), job.pictures())
 
 
 def _compare(job: _Job, name: str, other: nn.Module, as_json: bool) -> tuple[Path, Card]:
     """Compare a model with another version of it, as `_inspect` does for one model."""
     from repulsive.diagnostics.comparison_summary import comparison_text
     from repulsive.diagnostics.model_comparison import compare_models
-    from repulsive.pages.comparison_page import comparison_card, encode_comparison, write_comparison_files
+    from repulsive.pages.comparison_page import comparison_card, encode_comparison, render_comparison
 
     with _ablation_bar() as progress:
         result = compare_models(job.inputs.model, other, job.inputs.batches, progress=progress, **job.settings)
-    say(encode_comparison(result) if as_json else comparison_text(result))
+    numbers = encode_comparison(result)
+    print_text(numbers if as_json else comparison_text(result))
     facts = job.facts([("Before", job.target), ("After", name)], result.before.items)
-    title = f"Heads of {job.target} and {name}"
-    pictures = job.pictures()
-    page = write_comparison_files(
-        job.out, result, title=title, facts=facts, tokens=job.inputs.tokens, pictures=pictures
-    )
-    return page, comparison_card(result, _short(job.target), pictures)
+    page = render_comparison(result, title=f"Heads of {job.target} and {name}", facts=facts, **job.shown())
+    return job.write(page, numbers), comparison_card(result, _short(job.target), job.pictures())
 
 
 def _short(target: str) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import FullOption, JsonOption, MarkdownOption, say, say_json, say_tables
+from repulsive.cli.output import FullOption, JsonOption, MarkdownOption, print_json, print_tables, print_text
 
 judge = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
@@ -18,7 +18,7 @@ judge = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 def _root(context: typer.Context) -> None:
     """Let people compare the texts of two systems without knowing which is which."""
     if context.invoked_subcommand is None:
-        say(context.get_help())
+        print_text(context.get_help())
 
 
 @judge.command()
@@ -38,15 +38,15 @@ def make(
     result = write(first, second, out, count=count, seed=seed, title=title or TITLE)
     for path, ignored in ((first, result.only_first), (second, result.only_second)):
         if ignored:
-            say(f"ignored {ignored} {'id' if ignored == 1 else 'ids'} that only {path} has", err=True)
+            print_text(f"ignored {ignored} {'id' if ignored == 1 else 'ids'} that only {path} has", err=True)
     if result.equal:
-        say(f"{result.equal} of the {result.shown} pairs have two equal texts", err=True)
+        print_text(f"{result.equal} of the {result.shown} pairs have two equal texts", err=True)
     if as_json:
-        say_json(asdict(result))
+        print_json(asdict(result))
         return
-    say(f"{result.shown} of {result.pairs} pairs, {result.systems[0]} versus {result.systems[1]}")
-    say(f"written to {result.page}: send it to the judges")
-    say(f"written to {result.key}: keep it secret until all judges have answered")
+    print_text(f"{result.shown} of {result.pairs} pairs, {result.systems[0]} versus {result.systems[1]}")
+    print_text(f"written to {result.page}: send it to the judges")
+    print_text(f"written to {result.key}: keep it secret until all judges have answered")
 
 
 @judge.command()
@@ -67,8 +67,8 @@ def tally(
     answers = [path for path in files if realpath(path) != realpath(key)]  # the pattern *.json matches the key, too
     result = count(opened, read_all(answers, opened))
     if as_json:
-        say_json(as_data(result))
+        print_json(as_data(result))
     elif markdown:
-        say(as_markdown(result))
+        print_text(as_markdown(result))
     else:
-        say_tables(terminal_tables(result, full))
+        print_tables(terminal_tables(result, full))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import JsonOption, say, say_json, say_tables
+from repulsive.cli.output import JsonOption, print_json, print_tables, print_text
 
 
 def ls(
@@ -29,13 +29,13 @@ def ls(
 
     if recipe is not None and not listing.is_pattern(recipe):
         if as_json:
-            say_json({"name": recipe, "settings": listing.recipe_settings(recipe)})
+            print_json({"name": recipe, "settings": listing.recipe_settings(recipe)})
         else:
-            say(listing.describe_recipe(recipe))
+            print_text(listing.describe_recipe(recipe))
         return
     pattern = recipe or ""
     if as_json:
         runs = [] if recipes else listing.list_runs(out, pattern)
-        say_json({"recipes": listing.list_recipes(pattern), "runs": runs})
+        print_json({"recipes": listing.list_recipes(pattern), "runs": runs})
         return
-    say_tables([*listing.describe_recipes(pattern, full), *([] if recipes else listing.describe_runs(out, pattern))])
+    print_tables([*listing.describe_recipes(pattern, full), *([] if recipes else listing.describe_runs(out, pattern))])

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from repulsive.cli.say import say, say_json
+from repulsive.cli.output import print_json, print_text
 from repulsive.errors import DataError
 from repulsive.lab.systems.datasets import dataset_named, datasets
 from repulsive.lab.text.dataset import VARIABLE, Dataset, Option
@@ -54,7 +54,7 @@ prepare = typer.Typer(
 def _root(context: typer.Context) -> None:
     """Prepare a dataset for training: tokenise it, build its vocabulary, store it with checksums."""
     if context.invoked_subcommand is None:
-        say(context.get_help())
+        print_text(context.get_help())
 
 
 def _run(
@@ -81,11 +81,11 @@ def _run(
     if as_json:
         from repulsive.lab.text.folders import read_manifest
 
-        say_json({"dataset": dataset.name, "folder": out, "is_new": is_new, "manifest": read_manifest(out)})
+        print_json({"dataset": dataset.name, "folder": out, "is_new": is_new, "manifest": read_manifest(out)})
     elif is_new:
-        say(f"{dataset.name} -> {out}\n{plan.summarize(prepared)}")
+        print_text(f"{dataset.name} -> {out}\n{plan.summarize(prepared)}")
     else:
-        say(f"{out} is prepared already, from the same files with the same settings; --force prepares it again")
+        print_text(f"{out} is prepared already, from the same files with the same settings; --force prepares it again")
 
 
 def _parse(option: Option, value: Any) -> Any:

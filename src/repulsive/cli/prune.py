@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import JsonOption, say, say_json, say_progress, say_tables
+from repulsive.cli.output import JsonOption, print_json, print_progress, print_tables, print_text
 
 
 def prune(
@@ -64,15 +64,15 @@ def prune(
             border=border,
             recover=recover,
             learning_rate=learning_rate,
-            progress=say_progress,
+            progress=print_progress,
             bar=bar,
         )
     write_checkpoint(result, loaded.tokenizer, out, model)
     if as_json:
-        say_json(as_data(result, model))
+        print_json(as_data(result, model))
         return
-    say_tables(terminal_tables(result, full))
-    say(f"\nwritten to {out}; load it with AutoModel.from_pretrained({str(out)!r})")
+    print_tables(terminal_tables(result, full))
+    print_text(f"\nwritten to {out}; load it with AutoModel.from_pretrained({str(out)!r})")
 
 
 def _share(keep: str) -> float:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import JsonOption, say, say_json, say_progress
+from repulsive.cli.output import JsonOption, print_json, print_progress, print_text
 
 
 def report(
@@ -41,8 +41,8 @@ def report(
 
     check_device(device)
     options = Options(part=part, most=most, foreign=foreign, heads=heads, bleu=bleu, device=device, title=title)
-    written = write(runs, out, figures, options, say_progress)
+    written = write(runs, out, figures, options, print_progress)
     if as_json:
-        say_json({"written": written})
+        print_json({"written": written})
     else:
-        say("\n".join(f"written to {path}" for path in written))
+        print_text("\n".join(f"written to {path}" for path in written))

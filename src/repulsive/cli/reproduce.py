@@ -7,15 +7,15 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import (
+from repulsive.cli.output import (
     FullOption,
     JsonOption,
     MarkdownOption,
     RequeueOption,
-    say,
-    say_json,
-    say_progress,
-    say_tables,
+    print_json,
+    print_progress,
+    print_tables,
+    print_text,
 )
 
 
@@ -93,27 +93,27 @@ def reproduce(
     names = [word for word in words if not word.endswith(".json")]
     if not names:
         if as_json:
-            say_json({"artefacts": list_artefacts(options)})
+            print_json({"artefacts": list_artefacts(options)})
         else:
-            say_tables(listing(options, full))
+            print_tables(listing(options, full))
         return
     if names == [CLAIMS]:
-        _say_claims(options.results, out, full, markdown, as_json)
+        _print_claims(options.results, out, full, markdown, as_json)
         return
     with requeueing(requeue), progress_bar() as progress:
-        reports, failed = paper.reproduce(find(names), options, say_progress, progress)
+        reports, failed = paper.reproduce(find(names), options, print_progress, progress)
     if as_json:
-        say_json({"reports": [as_data(report) for report in reports], "failed": failed, "out": out})
+        print_json({"reports": [as_data(report) for report in reports], "failed": failed, "out": out})
     elif markdown:
-        say(paper.all_as_markdown(reports))
+        print_text(paper.all_as_markdown(reports))
     else:
-        say_tables(report_tables(reports, full))
-    say(f"\nwritten to {out}", err=as_json)
+        print_tables(report_tables(reports, full))
+    print_text(f"\nwritten to {out}", err=as_json)
     if failed:
         raise RunError(f"{len(failed)} runs failed; rerun the same command to try them again. The first: {failed[0]}")
 
 
-def _say_claims(results: Path, out: Path, full: bool, markdown: bool, as_json: bool) -> None:
+def _print_claims(results: Path, out: Path, full: bool, markdown: bool, as_json: bool) -> None:
     from repulsive.lab.paper import claims_report
     from repulsive.lab.paper.all_claims import judge_claims
     from repulsive.lab.paper.result_files import ResultFiles
@@ -121,14 +121,14 @@ def _say_claims(results: Path, out: Path, full: bool, markdown: bool, as_json: b
     rows, missing = judge_claims(ResultFiles(results))
     written = claims_report.write(rows, out)
     if as_json:
-        say_json({"claims": claims_report.as_data(rows), "missing": missing, "written": written})
+        print_json({"claims": claims_report.as_data(rows), "missing": missing, "written": written})
     elif markdown:
-        say(claims_report.as_markdown(rows))
+        print_text(claims_report.as_markdown(rows))
     else:
-        say_tables(claims_report.tables(rows, full))
+        print_tables(claims_report.tables(rows, full))
     if missing:
-        say(f"\nclaims without results are left out; missing in {results}: {', '.join(missing)}", err=as_json)
-    say(f"\nwritten: {', '.join(map(str, written))}", err=as_json)
+        print_text(f"\nclaims without results are left out; missing in {results}: {', '.join(missing)}", err=as_json)
+    print_text(f"\nwritten: {', '.join(map(str, written))}", err=as_json)
 
 
 def _split(words: list[str] | None) -> tuple[str, ...]:

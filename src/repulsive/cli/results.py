@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from repulsive.cli.say import say, say_json, say_tables
+from repulsive.cli.output import print_json, print_tables, print_text
 
 if TYPE_CHECKING:
     from repulsive.lab.engine.tables import Row
 
 
-def say_results(rows: Sequence[Row], *, full: bool, markdown: bool, as_json: bool) -> None:
+def print_results(rows: Sequence[Row], *, full: bool, markdown: bool, as_json: bool) -> None:
     """Print rows of results as JSON, as Markdown, or as a table for a terminal."""
     from repulsive.lab.engine.result_tables import terminal_tables
     from repulsive.lab.engine.tables import as_markdown, as_plain
 
     if as_json:
-        say_json([as_plain(row) for row in rows])
+        print_json([as_plain(row) for row in rows])
     elif markdown:
-        say(as_markdown(rows))
+        print_text(as_markdown(rows))
     else:
-        say_tables(terminal_tables(rows, full))
+        print_tables(terminal_tables(rows, full))

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.say import JsonOption, RequeueOption, say_json, say_progress, say_tables
+from repulsive.cli.output import JsonOption, RequeueOption, print_json, print_progress, print_tables
 
 
 def sweep(
@@ -50,9 +50,9 @@ def sweep(
             out=out,
             storage=storage,
             device=device,
-            progress=say_progress,
+            progress=print_progress,
         )
     if as_json:
-        say_json(sweep_as_json(result))
+        print_json(sweep_as_json(result))
     else:
-        say_tables(sweep_tables(result))
+        print_tables(sweep_tables(result))

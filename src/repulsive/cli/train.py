@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from repulsive.cli.results import say_results
-from repulsive.cli.say import FullOption, JsonOption, MarkdownOption, RequeueOption, say
+from repulsive.cli.output import FullOption, JsonOption, MarkdownOption, RequeueOption, print_text
+from repulsive.cli.results import print_results
 
 
 def train(
@@ -50,13 +50,13 @@ def train(
         with requeueing(requeue):
             train_here(specs[0], make_task, quiet)
         if prints_progress():
-            say_results(rows([specs[0].folder]), full=full, markdown=markdown, as_json=as_json)
+            print_results(rows([specs[0].folder]), full=full, markdown=markdown, as_json=as_json)
         return
     live = not quiet and sys.stderr.isatty()
-    report = None if quiet or live else lambda spec, state: say(f"{spec.folder}: {state}", err=True)
+    report = None if quiet or live else lambda spec, state: print_text(f"{spec.folder}: {state}", err=True)
     try:
         with requeueing(requeue):
             train_many(specs, make_task, jobs, report, show=live)
     finally:  # also print the finished runs if another one failed or was stopped
         if folders := ended(dict.fromkeys(spec.folder.parent for spec in specs)):
-            say_results(rows(folders), full=full, markdown=markdown, as_json=as_json)
+            print_results(rows(folders), full=full, markdown=markdown, as_json=as_json)

@@ -11,7 +11,7 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from repulsive.cli.say import complain
+from repulsive.cli.output import print_error
 from repulsive.safety.terminal import printable
 
 
@@ -37,7 +37,7 @@ def translate(
     model, pieces, search = open_translator(run, device, beam=beam, lenpen=lenpen, nbest=nbest)
     out = sys.stdout.buffer  # UTF-8 in every locale
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: complain(message)
+        warnings.showwarning = lambda message, *_: print_error(message)
         shown = printable if out.isatty() else str  # files get the unchanged translation
         translations = translate_lines(model, pieces, _lines(sys.stdin.buffer), search, nbest=nbest, at_once=batch)
         try:

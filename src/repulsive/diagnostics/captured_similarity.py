@@ -47,39 +47,87 @@ def captured_similarity(
         seed: random seed of these draws.
     """
     count = count_groups(sum(items_in(batch) for batch in batches))
-    sums: dict[CapturedSpace, dict[str, _Sums]] = {space: {} for space in spaces}
-    between = {space: BetweenLayers() for space in spaces}
-    first = 0  # number of the batch's first sequence
-    missing = TOKENS if draws else 0  # tokens that are still to be compared between layers
+    comparison = _Comparison(spaces, count, serves or {}, tokens=TOKENS if draws else 0)
     strict = strict and "attention" in spaces
     real_queries, _ = token_masks(model)
     for batch in batches:
-        items = items_in(batch)
-        across: dict[CapturedSpace, list[LayerHeads]] = {space: [] for space in spaces}
-        for each in capture(model, batch, weights=True, strict=strict, layers=layers).layers:
-            mask, weight = real_queries(batch, each.layer.where), _head_weights(each)
-            for run, outputs in enumerate(each.outputs):  # [B, T, M, d]
-                windows = len(outputs) // items if len(outputs) > items and len(outputs) % items == 0 else 1
-                items_of = torch.arange(len(outputs), device="cpu") // windows  # windows of one item, as in Swin
-                groups = (first + items_of) % count  # [B]
-                is_comparable = missing > 0 and windows == 1 and len(each.outputs) == 1
-                for space in spaces if each.weights else [space for space in spaces if space != "attention"]:
-                    own = sums[space].setdefault(each.name, _Sums(each.layer.num_heads, count))
-                    x, real = _read(space, each, run, each.own_mask(mask, run), weight)  # [B, M, T, E]
-                    own.add(x, real, space, groups)
-                    if is_comparable:
-                        source = x if space == "attention" else outputs.transpose(1, 2)
-                        heads = _features(space, each.layer, source, real, weight, missing)
-                        across[space].append(replace(heads, serves=(serves or {}).get(each.name)))
-        for space in spaces:
-            between[space].add([heads for heads in across[space] if heads.tokens])
-        first += items
-        missing -= max((heads.tokens for layer in across.values() for heads in layer), default=0)
-    scores = {space: between[space].scores(draws, seed) for space in spaces}
-    return {
-        space: [own.similarity(name, space, scores[space].get(name)) for name, own in sums[space].items() if own.tokens]
-        for space in spaces
-    }
+        captured = capture(model, batch, weights=True, strict=strict, layers=layers).layers
+        masks = [real_queries(batch, each.layer.where) for each in captured]
+        comparison.add(captured, masks, items_in(batch))
+    return comparison.similarities(draws, seed)
+
+
+class _Comparison:
+    """Similarities of heads in some spaces, summed over batches.
+
+    Args:
+        spaces: as in `captured_similarity`.
+        groups: number of groups of sequences, for intervals.
+        serves: layer name -> key-value head of each query head.
+        tokens: maximum number of tokens to compare between layers.
+    """
+
+    def __init__(
+        self,
+        spaces: Sequence[CapturedSpace],
+        groups: int,
+        serves: Mapping[str, tuple[int, ...] | None],
+        tokens: int,
+    ) -> None:
+        self._spaces, self._groups, self._serves = spaces, groups, serves
+        self._sums: dict[CapturedSpace, dict[str, _Sums]] = {space: {} for space in spaces}
+        self._between = {space: BetweenLayers() for space in spaces}
+        self._sequences = 0  # sequences so far
+        self._missing = tokens  # tokens that are still to be compared between layers
+
+    def add(self, captured: Sequence[Captured], masks: Sequence[Tensor | None], items: int) -> None:
+        """Add a batch.
+
+        Args:
+            captured: the layers that ran.
+            masks: which queries of each layer count, bool [B, T]; None for all.
+            items: number of sequences of the batch.
+        """
+        across: dict[CapturedSpace, list[LayerHeads]] = {space: [] for space in self._spaces}
+        for each, mask in zip(captured, masks, strict=True):
+            weight = _head_weights(each)
+            for run in range(len(each.outputs)):
+                for space, heads in self._add_run(each, run, mask, weight, items):
+                    across[space].append(heads)
+        for space in self._spaces:
+            self._between[space].add([heads for heads in across[space] if heads.tokens])
+        self._sequences += items
+        self._missing -= max((heads.tokens for layer in across.values() for heads in layer), default=0)
+
+    def _add_run(
+        self, captured: Captured, run: int, mask: Tensor | None, weight: Tensor | None, items: int
+    ) -> list[tuple[CapturedSpace, LayerHeads]]:
+        """Add one run of a layer, and return its heads for the comparison between layers."""
+        name, layer, outputs = captured.name, captured.layer, captured.outputs[run]  # [B, T, M, d]
+        windows = len(outputs) // items if len(outputs) > items and len(outputs) % items == 0 else 1
+        items_of = torch.arange(len(outputs), device="cpu") // windows  # windows of one item, as in Swin
+        groups = (self._sequences + items_of) % self._groups  # [B]
+        is_comparable = self._missing > 0 and windows == 1 and len(captured.outputs) == 1
+        comparable = []
+        for space in self._spaces:
+            if space == "attention" and not captured.weights:
+                continue
+            own = self._sums[space].setdefault(name, _Sums(layer.num_heads, self._groups))
+            x, real = _read(space, captured, run, captured.own_mask(mask, run), weight)  # [B, M, T, E]
+            own.add(x, real, space, groups)
+            if is_comparable:
+                source = x if space == "attention" else outputs.transpose(1, 2)
+                heads = _features(space, layer, source, real, weight, self._missing)
+                comparable.append((space, replace(heads, serves=self._serves.get(name))))
+        return comparable
+
+    def similarities(self, draws: int, seed: int) -> dict[CapturedSpace, list[Similarity]]:
+        """Return the similarity of the heads of each layer with real tokens."""
+        scores = {space: self._between[space].scores(draws, seed) for space in self._spaces}
+        return {
+            space: [own.similarity(name, space, scores[space].get(name)) for name, own in sums.items() if own.tokens]
+            for space, sums in self._sums.items()
+        }
 
 
 def _read(

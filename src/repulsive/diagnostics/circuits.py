@@ -28,7 +28,8 @@ from torch import Tensor, nn
 from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, output_weight
 from repulsive.diagnostics.hooks.calling import TokenMask
 from repulsive.diagnostics.hooks.qkv_layers import find_qkv_layers
-from repulsive.diagnostics.hooks.qkv_samples import QKVSamples, sample_qkv
+from repulsive.diagnostics.hooks.qkv_samples import QKVSamples
+from repulsive.diagnostics.hooks.qkv_sampling import sample_qkv
 from repulsive.diagnostics.permuted_heads import BetweenLayers, LayerHeads, Permuted, evenly_spaced
 from repulsive.diagnostics.sequence_jackknife import count_groups, jackknife_interval
 from repulsive.diagnostics.similarity import Pair

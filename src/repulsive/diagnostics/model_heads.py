@@ -10,17 +10,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from repulsive.diagnostics.attention_figure import attention_figure
 from repulsive.diagnostics.captured_similarity import contributions
-from repulsive.diagnostics.hooks.attention_layers import (
-    AttentionLayer,
-    check_layer_names,
-    find_attention_layers,
-    replaced_head_outputs,
-)
-from repulsive.diagnostics.hooks.calling import call, token_masks, with_hooks
-from repulsive.diagnostics.hooks.capture import Captured, capture, check_hooks_ran
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, check_layer_names, find_attention_layers
+from repulsive.diagnostics.hooks.calling import call
+from repulsive.diagnostics.hooks.capture import Captured, capture
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.importance import Loss, first_order_importance
+from repulsive.diagnostics.output_patching import patched_outputs
 from repulsive.diagnostics.redundancy import ablate, head_masks, heads_of
 from repulsive.diagnostics.similarity_table import SimilarityTable
 from repulsive.diagnostics.untrained_baseline import SPACES, TWINS, Space, against_chance
@@ -150,26 +147,8 @@ class Heads:
         source = self._example if source is None and mode == "mean" else source
         if source is None:
             raise SelectionError(f"mode={mode!r} needs source=, the inputs that the replaced outputs are taken from")
-        if not chosen:
+        with patched_outputs(self.model, self.layers, chosen, mode, source):
             yield
-            return
-        masks = head_masks(self.layers, chosen)
-        values = self._replacements(source, mode, masks)
-        runs = dict.fromkeys(masks, 0)
-
-        def replace(layer: AttentionLayer, outputs: Tensor) -> Tensor:
-            new = values[layer.name][runs[layer.name] % len(values[layer.name])]
-            runs[layer.name] += 1
-            if mode == "patch" and new.shape != outputs.shape:
-                sizes = f"head outputs are {list(new.shape)} on the source and {list(outputs.shape)} on these inputs"
-                raise SelectionError(f"{layer.name}: {sizes}; patch with inputs of the same shape")
-            mask = masks[layer.name].to(outputs.device).unsqueeze(-1)  # [M, 1]
-            return torch.where(mask, new.to(outputs), outputs)
-
-        hooked = [layer for layer in self.layers if layer.name in masks]
-        with with_hooks(self.model), replaced_head_outputs(hooked, replace):
-            yield
-        check_hooks_ran(hooked, {name for name, count in runs.items() if count})
 
     # -- measure --------------------------------------------------------------------------------------------------
 
@@ -248,26 +227,11 @@ class Heads:
         Returns:
             A `matplotlib.figure.Figure`; its colour scale is shared by all heads.
         """
-        from matplotlib.figure import Figure
-
         weights = self.attention(inputs)[self[layer, 0].layer]
         if weights is None:
             raise SelectionError(f"layer {layer} ({self.layers[layer].name}) did not run on these inputs")
         maps = weights.flatten(0, -5)[-1][item] if weights.ndim == 5 else weights[item]  # [M, T, S]
-        columns = min(6, len(maps))
-        rows = -(-len(maps) // columns)
-        figure = Figure(figsize=(1.8 * columns, 1.9 * rows), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False).flatten()
-        top = float(maps.max())
-        for head, axis in enumerate(axes):
-            if head < len(maps):
-                axis.imshow(maps[head].float().cpu().numpy(), vmin=0, vmax=top, cmap="Blues", aspect="auto")
-                axis.set_title(f"head {head}", fontsize=8)
-                axis.tick_params(labelsize=6)
-            else:
-                axis.axis("off")
-        figure.suptitle(f"layer {layer}: {self.layers[layer].name}", fontsize=9)
-        return figure
+        return attention_figure(maps, f"layer {layer}: {self.layers[layer].name}")
 
     # -- private --------------------------------------------------------------------------------------------------
 
@@ -278,25 +242,6 @@ class Heads:
         by_name = {each.name: read(each) for each in captured}
         runs = [by_name.get(layer.name) for layer in self.layers]
         return [None if not each else each[0] if len(each) == 1 else torch.stack(each) for each in runs]
-
-    def _replacements(self, source: object, mode: Mode, masks: Any) -> dict[str, list[Tensor]]:
-        """Compute the outputs that replace those of each layer, one for each time that the layer runs."""
-        captured = {each.name: each for each in self._capture(source, weights=False)}
-        missing = [name for name in masks if name not in captured]
-        if missing:
-            raise SelectionError(f"{missing[0]}: the source inputs do not reach this layer")
-        if mode == "patch":
-            return {name: list(captured[name].outputs) for name in masks}
-        means, (real_queries, _) = {}, token_masks(self.model)
-        for name in masks:
-            real = real_queries(source, captured[name].layer.where)
-            means[name] = [
-                (
-                    x.flatten(0, 1) if (mask := captured[name].own_mask(real, run)) is None else x[mask.to(x.device)]
-                ).mean(0)
-                for run, x in enumerate(captured[name].outputs)
-            ]  # [M, d]
-        return means
 
 
 class Head:

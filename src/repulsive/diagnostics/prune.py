@@ -53,7 +53,7 @@ RESIZABLE: Mapping[str, Mapping[str, str]] = {
         f"transformers.*.{name}Attention": _LLAMA
         for name in ("Llama", "Mistral", "Mixtral", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Gemma", "Granite")
     },
-    "repulsive.lab.systems.translation.model.Attention": {"num_heads": "heads"},
+    "repulsive.lab.systems.translation.attention.Attention": {"num_heads": "heads"},
 }
 # Models with additive attention -> parameters of the readout with a block per head, and the axis of these blocks.
 CONSUMERS: Mapping[str, tuple[tuple[str, int], ...]] = {

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
-from repulsive.errors import ConfigError, RepulsiveError, did_you_mean
+from repulsive.errors import ConfigError, RepulsiveError, did_you_mean, short_message
 from repulsive.loggers.interface import LoggedRun, Logger
 from repulsive.loggers.quiet import require_package
 from repulsive.plugins import LOGGERS as GROUP
@@ -53,7 +53,7 @@ class Loggers:
             action()
         except Exception as error:  # code of another package may raise anything
             self._loggers.pop(name)
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            reason = short_message(error)
             warnings.warn(f"logger {name!r} failed and is not used any more ({reason})", stacklevel=4)
 
 
@@ -108,7 +108,7 @@ def _open(name: str, run: LoggedRun) -> Logger:
     except RepulsiveError:
         raise
     except Exception as error:  # code of another package may raise anything
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        reason = short_message(error)
         raise ConfigError(f"logger {name!r} cannot be opened ({reason}); leave it out, or update its package") from None
     if not isinstance(logger, Logger):
         raise ConfigError(f"logger {name!r}: expected an object with log and finish, got {type(logger).__name__}")

@@ -31,7 +31,7 @@ def classical_scaling(cosine: Tensor) -> Tensor:
     return torch.nn.functional.pad(positions, (0, 2 - positions.shape[-1]))
 
 
-def turned_onto(positions: Tensor, target: Tensor) -> Tensor:
+def align(positions: Tensor, target: Tensor) -> Tensor:
     """Rotate and reflect centred positions [M, 2] so that they lie as close as possible to the target [M, 2]."""
     left, _, right = torch.linalg.svd(positions.mT @ target)
     return positions @ (left @ right)
@@ -54,5 +54,5 @@ def aligned_positions(cosines: Sequence[Tensor]) -> list[Tensor]:
         reach = min(_NEIGHBOURS, number, len(cosines) - 1 - number)
         cosine = torch.stack(list(cosines[number - reach : number + reach + 1])).mean(0)
         positions = classical_scaling(cosine)
-        frames.append(turned_onto(positions, frames[-1]) if frames else positions)
+        frames.append(align(positions, frames[-1]) if frames else positions)
     return frames

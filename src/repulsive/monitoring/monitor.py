@@ -152,7 +152,7 @@ class HeadMonitor:
         """
         self.steps = number
         if self._pass.is_awaited:
-            self._pass.miss()
+            self._pass.count_missed()
             self._warn_about_missed_passes()
         is_due = number % self.every == 0 and number != self._measured
         if self._probe is not None and is_due and self.is_measuring and self.is_open:
@@ -226,12 +226,9 @@ class HeadMonitor:
 
     def _warn_about_missing_values(self) -> None:
         """Warn once about each quantity that cannot be measured."""
-        missing: dict[str, list[str]] = {}
-        for (name, quantity), reason in self._recorder.not_measured.items():
-            missing.setdefault(f"{_QUANTITIES[quantity]} not measured ({{}}): {reason}", []).append(name)
-        for text, names in missing.items():
-            labels = [self._recorder.labels[name] for name in names]
-            self._warn_once(text.replace("{}", list_first(labels, 3)), text)
+        for (quantity, reason), labels in self._recorder.missing_values().items():
+            message = f"{quantity} not measured ({list_first(labels, 3)}): {reason}"
+            self._warn_once(message, key=f"{quantity}: {reason}")
 
     def _warn_once(self, message: str, key: str = "") -> None:
         if (key or message) not in self._warned:
@@ -346,14 +343,6 @@ class HeadMonitor:
         self.history, self._measured = history, history[-1].step if history else -1
         self._pass.cancel()
         self.begin_step(state["steps"])
-
-
-_QUANTITIES = {
-    "similarity": "similarity of attention logits",
-    "entropy": "entropy and largest logit",
-    "written": "output of heads",
-    "tokens": "similarity of tokens",
-}
 
 
 def _rank() -> int:

@@ -34,19 +34,26 @@ from repulsive.diagnostics.hooks.attention_layers import (
 from repulsive.diagnostics.hooks.calling import token_masks
 from repulsive.diagnostics.hooks.layer_masks import LayerMasks
 from repulsive.diagnostics.hooks.qkv_layers import find_qkv_layers
-from repulsive.diagnostics.hooks.qkv_samples import QKVSamples, check_recorded, recorded_qkv
+from repulsive.diagnostics.hooks.qkv_samples import QKVSamples, check_recorded
+from repulsive.diagnostics.hooks.qkv_sampling import recorded_qkv
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch_logits
 from repulsive.diagnostics.layer_names import short_names
 from repulsive.diagnostics.similarity import token_similarity
-from repulsive.errors import DivergedError
+from repulsive.errors import DivergedError, short_message
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import clean, unwrap
 from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.heads.token_order import is_time_first
+from repulsive.monitoring.layer_modules import blocks_of_layers, path_to_layers
 from repulsive.monitoring.measurement import LayerMeasurement, Measurement
 from repulsive.particles.gram import compute_dtype, full_precision
 
-_CONTAINERS = (nn.ModuleList, nn.ModuleDict)  # never called themselves
+_QUANTITIES = {
+    "similarity": "similarity of attention logits",
+    "entropy": "entropy and largest logit",
+    "written": "output of heads",
+    "tokens": "similarity of tokens",
+}
 _HIDDEN = 'its logits are not visible; if a fused kernel computes them, load the model with attn_implementation="sdpa"'
 
 
@@ -85,8 +92,8 @@ class HeadRecorder:
         self.not_measured = {(name, "similarity"): reason for name, reason in left_out.items()}
         self.not_measured |= {(x.name, "entropy"): reason for x in self.layers if (reason := _without_logits(x))}
         modules = {clean(name): module for name, module in unwrap(model).named_modules()}
-        self.blocks = _blocks(modules, self.layers)
-        self.path = _path(modules, [layer.name for layer in self.layers])
+        self.blocks = blocks_of_layers(modules, self.layers)
+        self.path = path_to_layers(modules, [layer.name for layer in self.layers])
 
     @contextmanager
     def recording(self, batch: Mapping[str, Any], step: int) -> Iterator[Pass]:
@@ -111,6 +118,13 @@ class HeadRecorder:
             for layer, block in self.blocks:
                 stack.callback(block.register_forward_hook(result.keep_tokens(layer)).remove)
             yield result
+
+    def missing_values(self) -> dict[tuple[str, str], list[str]]:
+        """Return (quantity that cannot be measured, reason) -> labels of its layers."""
+        missing: dict[tuple[str, str], list[str]] = {}
+        for (name, quantity), reason in self.not_measured.items():
+            missing.setdefault((_QUANTITIES[quantity], reason), []).append(self.labels[name])
+        return missing
 
 
 @dataclass
@@ -233,7 +247,7 @@ class Pass:
             except DivergedError:
                 continue  # the largest logit shows it
             except Exception as error:
-                self._recorder.not_measured.setdefault((name, "similarity"), _reason(error))
+                self._recorder.not_measured.setdefault((name, "similarity"), short_message(error))
         return cosines
 
     def _written(self, layer: AttentionLayer, moments: Sequence[Tensor]) -> tuple[float, ...]:
@@ -278,7 +292,7 @@ class Pass:
         try:
             yield
         except Exception as error:
-            self._recorder.not_measured.setdefault((layer.name, quantity), _reason(error))
+            self._recorder.not_measured.setdefault((layer.name, quantity), short_message(error))
 
 
 def _without_logits(layer: AttentionLayer) -> str:
@@ -290,34 +304,6 @@ def _without_logits(layer: AttentionLayer) -> str:
     return ""
 
 
-def _blocks(
-    modules: Mapping[str, nn.Module], layers: Sequence[AttentionLayer]
-) -> list[tuple[AttentionLayer, nn.Module]]:
-    """Find the block of each layer: its last ancestor that is an entry of a list of modules; each block once."""
-    blocks: dict[str, AttentionLayer] = {}
-    for layer in layers:
-        name = layer.name
-        parts = name.split(".")
-        for end in range(len(parts), 0, -1):
-            if isinstance(modules.get(".".join(parts[: end - 1])), (*_CONTAINERS, nn.Sequential)):
-                name = ".".join(parts[:end])
-                break
-        blocks.setdefault(name, layer)
-    return [(layer, modules[name]) for name, layer in blocks.items()]
-
-
-def _path(modules: Mapping[str, nn.Module], names: Sequence[str]) -> list[nn.Module]:
-    """List the modules from the root to the last one that contains all `names`; containers are left out."""
-    split = [name.split(".") if name else [] for name in names]
-    shared: list[str] = []
-    for parts in zip(*split, strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    path = [modules[".".join(shared[:end])] for end in range(len(shared) + 1) if ".".join(shared[:end]) in modules]
-    return [module for module in path if not isinstance(module, _CONTAINERS)]
-
-
 def _values(result: Any) -> Iterator[Any]:
     if isinstance(result, Mapping):
         yield from result.values()
@@ -327,7 +313,3 @@ def _values(result: Any) -> Iterator[Any]:
 
 def _floats(x: Tensor) -> tuple[float, ...]:
     return tuple(x.double().cpu().tolist())
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

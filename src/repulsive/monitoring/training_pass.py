@@ -56,10 +56,10 @@ class TrainingPass:
         wrapper = _compile_wrapper(self._model)
         if wrapper is not None:
             hooks.callback(wrapper.register_forward_pre_hook(_Hook(self, "_before_compiled")).remove)
-        elif self._may_be_compiled or any(is_compiled(module) for module in _around(self._model, path[-1])):
+        elif self._may_be_compiled or any(is_compiled(module) for module in _containing_modules(self._model, path[-1])):
             hooks.enter_context(without_compilation())
 
-    def miss(self) -> None:
+    def count_missed(self) -> None:
         """Count a step that ended without a pass, and stop waiting; compiled code may have skipped the hooks."""
         self.cancel()
         self.missed += 1
@@ -155,6 +155,6 @@ def _compile_wrapper(model: nn.Module) -> nn.Module | None:
     return model if is_compile_wrapper(model) else None
 
 
-def _around(model: nn.Module, inner: nn.Module) -> list[nn.Module]:
+def _containing_modules(model: nn.Module, inner: nn.Module) -> list[nn.Module]:
     """List the modules of a model that contain another one, wrappers included."""
     return [module for module in model.modules() if any(each is inner for each in module.modules())]

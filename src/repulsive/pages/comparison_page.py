@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from repulsive.pages.html.document import asset, document, fact_list, folded, he
 from repulsive.pages.html.layer_explorer import layer_explorer
 from repulsive.pages.html.panel import sheet_table
 from repulsive.pages.html.picture_map import picture_section
-from repulsive.pages.inspection_page import layered_examples, write_page_and_numbers
+from repulsive.pages.inspection_page import layered_examples
 from repulsive.pages.report_page import FRAME_BYTES, MAX_BYTES
 from repulsive.pages.text import escaped, number
 
@@ -33,35 +32,6 @@ _LEAD = (
     "inputs of the same kind; it says nothing about other training runs. If the models have different numbers of "
     "heads, heads are matched by their weights. Layers and heads are counted from 0."
 )
-
-
-def write_comparison_files(
-    folder: Path,
-    comparison: ModelComparison,
-    *,
-    title: str,
-    facts: Sequence[tuple[str, str]] = (),
-    tokens: Sequence[Sequence[str]] = (),
-    pictures: Pictures | None = None,
-) -> Path:
-    """Write `inspect.html`, and the numbers of both models as `inspect.json`.
-
-    Args:
-        folder: output folder.
-        comparison: result of `compare_models`.
-        title: page title.
-        facts: (name, value) pairs at the end of the page.
-        tokens: tokens of the inputs; if missing, positions are numbered.
-        pictures: the inputs, if they are pictures.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
-    page = render_comparison(comparison, title=title, facts=facts, tokens=tokens, pictures=pictures)
-    return write_page_and_numbers(folder, page, encode_comparison(comparison))
 
 
 def comparison_card(comparison: ModelComparison, name: str, pictures: Pictures | None = None) -> Card:
@@ -105,9 +75,15 @@ def render_comparison(
     pictures: Pictures | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> str:
-    """Render the page as a string; arguments as in `write_comparison_files`.
+    """Render the page as a string. Maps that do not fit are averaged or left out, and the page says so.
 
-    Maps that do not fit into `max_bytes` are averaged or left out, and the page says so.
+    Args:
+        comparison: result of `compare_models`.
+        title: page title.
+        facts: (name, value) pairs at the end of the page.
+        tokens: tokens of the inputs; if missing, positions are numbered.
+        pictures: the inputs, if they are pictures.
+        max_bytes: maximum size of the page.
     """
     layers, others = atlas_layers(comparison.before), atlas_layers(comparison.after)
     maps = [picture_maps(side, pictures) if pictures else [] for side in (comparison.before, comparison.after)]

@@ -46,35 +46,6 @@ _EVIDENCE_SHARE = 0.6  # of the file; with more heads, grids are left out
 _METHOD = "model"  # the only method of this page
 
 
-def write_inspection_files(
-    folder: Path,
-    inspection: Inspection,
-    *,
-    title: str,
-    facts: Sequence[tuple[str, str]] = (),
-    tokens: Sequence[Sequence[str]] = (),
-    pictures: Pictures | None = None,
-) -> Path:
-    """Write `inspect.html`, and the same numbers as `inspect.json`.
-
-    Args:
-        folder: output folder.
-        inspection: result of `inspect_heads`.
-        title: page title.
-        facts: (name, value) pairs at the top of the page.
-        tokens: tokens of the inputs in `inspection.maps`; if missing, positions are numbered.
-        pictures: the inputs, if they are pictures.
-
-    Returns:
-        The path of the page.
-
-    Raises:
-        RunError: the folder cannot be written.
-    """
-    page = render_inspection(inspection, title=title, facts=facts, tokens=tokens, pictures=pictures)
-    return write_page_and_numbers(folder, page, inspection_json(inspection))
-
-
 def write_page_and_numbers(folder: Path, page: str, numbers: str) -> Path:
     """Write a page as `inspect.html` and its numbers as `inspect.json`; return the path of the page.
 
@@ -116,9 +87,15 @@ def render_inspection(
     pictures: Pictures | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> str:
-    """Render the page as a string; arguments as in `write_inspection_files`.
+    """Render the page as a string. Maps that do not fit are averaged or left out, and the page says so.
 
-    Maps that do not fit into `max_bytes` are averaged or left out, and the page says so.
+    Args:
+        inspection: result of `inspect_heads`.
+        title: page title.
+        facts: (name, value) pairs at the top of the page.
+        tokens: tokens of the inputs in `inspection.maps`; if missing, positions are numbered.
+        pictures: the inputs, if they are pictures.
+        max_bytes: maximum size of the page.
     """
     layers = atlas_layers(inspection)
     maps = picture_maps(inspection, pictures) if pictures is not None else []

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from repulsive.errors import RuleError, is_number
+from repulsive.particles.rule import check_number
 
 Schedule = Callable[[int], float]
 
@@ -89,6 +89,4 @@ def _check(schedule: Constant | Until | Linear | Cosine | WarmUp) -> None:
         value = getattr(schedule, one.name)
         if one.name == "then" and callable(value):
             continue
-        least = 1 if one.name == "steps" else 0
-        if not (is_number(value) and value >= least):
-            raise RuleError(f"{type(schedule).__name__}({one.name}={value!r}): must be a number, at least {least}")
+        check_number(schedule, one.name, least=1 if one.name == "steps" else 0)

@@ -28,7 +28,7 @@ from repulsive.repulsion.display import attached_line, attached_table
 from repulsive.repulsion.gradient_scale import scale_warnings
 from repulsive.repulsion.handle import Handle
 from repulsive.repulsion.late_heads import LateHeads
-from repulsive.repulsion.logits.update import LogitRepulsion
+from repulsive.repulsion.logits.repulsion import LogitRepulsion
 from repulsive.repulsion.noise_place import choose_noise_place, window_warning
 from repulsive.repulsion.settings import ForcePlace, NoisePlace, Order, Settings
 from repulsive.repulsion.step_force import choose_place

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Never, Self
 
-import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from repulsive.errors import OptimizerError, StateError
 from repulsive.heads.describe import count_of
@@ -26,15 +25,17 @@ from repulsive.repulsion.clipping import clip
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.display import Overview, as_html, as_text, overview, short_rule
 from repulsive.repulsion.late_heads import LateHeads
-from repulsive.repulsion.logits.update import LogitRepulsion
+from repulsive.repulsion.logits.repulsion import LogitRepulsion
+from repulsive.repulsion.logits.update import LogitUpdate
 from repulsive.repulsion.measurements import GroupReport, Measurements
 from repulsive.repulsion.noise_place import check_noise
-from repulsive.repulsion.optimizers import GradientSnapshot, current_loss_scale, is_nested_step, will_skip_step
+from repulsive.repulsion.optimizers import current_loss_scale
 from repulsive.repulsion.overlap import find_overlap
 from repulsive.repulsion.rule_step import RuleStep
 from repulsive.repulsion.saved_state import FORMAT, check_state, differing_rule, group_facts, rule_text
 from repulsive.repulsion.settings import Settings
 from repulsive.repulsion.step_force import StepForce, check_step_force
+from repulsive.repulsion.step_hooks import StepHooks
 
 # Weak keys and values: a handle refers to its optimizer, and lives as long as the optimizer's hooks.
 _attached: weakref.WeakKeyDictionary[Optimizer, weakref.WeakSet[Handle]] = weakref.WeakKeyDictionary()
@@ -69,15 +70,12 @@ class Handle:
         self.settings = settings
         self.steps = 0  # optimizer steps that updated parameters with the rule
         self.scaler: GradScaler | None = None  # gradient scaler of the training loop, for `apply`
-        self._applied = False  # `apply` has changed the gradients of this step
-        self._pending = False  # gradients are changed, and the optimizer has not stepped yet
-        self._changes = 0  # number of times that gradients were changed
         self._late = late
         self._measurements = Measurements(groups, rule)
         self._start: Overview | None = None  # the first measurement, also of a run that was resumed
-        self._hooks: list[RemovableHandle] = []
         self._logits = logits
-        self._updates = ActiveUpdates(groups, settings.seed, Update if logits is None else logits.update)
+        self._updates = ActiveUpdates(groups, settings.seed, Update if logits is None else partial(LogitUpdate, logits))
+        self._hooks = StepHooks(optimizer, self._updates.gradients)
         step_force = None
         if settings.force_in == "step":
             check_step_force(rule, groups)
@@ -109,10 +107,7 @@ class Handle:
         self._rule_step.learning_rates(self.rule)  # an error here is better than one in the first step
         if self.settings.noise_in == "optimizer" and self.rule is not None and self.rule.has_noise:
             check_noise(self.rule, self.optimizer)
-        self._hooks = [
-            self.optimizer.register_step_pre_hook(_uncompiled(self._before_step)),
-            self.optimizer.register_step_post_hook(_uncompiled(self._after_step)),
-        ]
+        self._hooks.register(self._repel, self._finish_step)
         if self._logits is not None:
             self._logits.attach()
             self._logits.expect(self.steps)
@@ -121,20 +116,17 @@ class Handle:
     @property
     def attached(self) -> bool:
         """Whether the optimizer will call the rule. Hooks are lost when an optimizer is pickled or copied."""
-        registered = getattr(self.optimizer, "_optimizer_step_pre_hooks", {})
-        return any(hook.id in registered for hook in self._hooks)
+        return self._hooks.is_registered
 
     def remove(self) -> None:
         """Detach from the optimizer: training continues without the rule.
 
         Warns if no step was taken with it, or if repulsion was stronger than the loss; see `warn_of_strength`.
         """
-        if self._hooks and self.steps == 0:
+        if self._hooks.was_registered and self.steps == 0:
             warnings.warn("repulsion was attached, but the optimizer never took a step with it", stacklevel=2)
         self.warn_of_strength()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks = []
+        self._hooks.remove()
         if self._logits is not None:
             self._logits.remove()
         _attached.get(self.optimizer, weakref.WeakSet()).discard(self)
@@ -172,45 +164,16 @@ class Handle:
         """
         if not self.attached:
             raise OptimizerError("this handle is not attached to its optimizer; call attach(), or repel again")
-        self._pending = False
-        self._repel(current_loss_scale(scaler or self.scaler, self.optimizer))
-        self._applied = self._pending
+        self._hooks.apply(self._repel, current_loss_scale(scaler or self.scaler, self.optimizer))
 
-    def _before_step(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Run before every `optimizer.step`. With a closure, gradients exist only after the closure has run."""
-        if getattr(optimizer, "found_inf", None) is not None and will_skip_step(optimizer):
-            self._applied = self._pending = False
-            return None
-        if kwargs.get("closure") is not None:
-            return args, {**kwargs, "closure": self._wrap(kwargs["closure"])}
-        for position, argument in enumerate(args):
-            if callable(argument) and not isinstance(argument, Optimizer):
-                return (*args[:position], self._wrap(argument), *args[position + 1 :]), kwargs
-        if not self._applied and not (self._pending and is_nested_step(optimizer)):
-            self._repel()
-        return None
-
-    def _wrap(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        def closure_then_repel() -> Any:
-            applied = GradientSnapshot(self._updates.gradients()) if self._applied else None
-            changes = self._changes
-            loss = closure()
-            is_kept = applied is not None and applied.matches(self._updates.gradients())
-            # The closure may compute new gradients or keep those that `apply` changed. It may also call `apply`, run
-            # another closure that repels, or call `remove`.
-            if not is_kept and self._changes == changes and self._hooks:
-                self._repel()
-            return loss
-
-        return closure_then_repel
-
-    def _repel(self, scale: Tensor | None = None) -> None:
+    def _repel(self, scale: Tensor | None) -> bool:
         """Replace the gradients of heads by the direction of the rule, and clip if `max_norm` is set.
 
         Args:
             scale: the loss scale in the gradients, if the optimizer does not know it.
+
+        Returns:
+            Whether the step counts: False if no head has a gradient.
         """
         settings, optimizer = self.settings, self.optimizer
         scale = getattr(optimizer, "grad_scale", None) if scale is None else scale
@@ -219,23 +182,18 @@ class Handle:
         if self._rule_step.acts(self.rule, settings, self.steps):
             is_counted = self._rule_step.act(self.rule, settings, self.steps, scale)
         else:
-            is_counted = self._rule_step.rest(self.rule, self.steps)
-        if is_counted:
-            self._changes += 1
-            self._pending = True
+            is_counted = self._rule_step.skip(self.rule, self.steps)
         if settings.max_norm is not None and settings.order == "repel-clip":
             clip(optimizer, settings.max_norm, scale)  # other parameters may have gradients even if no head has one
+        return is_counted
 
-    def _after_step(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _finish_step(self) -> None:
         """Count the step, and add repulsion and noise that are not part of the gradients."""
-        if not self._pending:
-            return
         rule = self.rule
         self._rule_step.finish(rule, self.settings, self.steps)
         if self._late.may_have_joined() and not (rule is not None and rule.is_off(self.steps)) and not is_capturing():
-            self._late.warn([group for handle in handles_of(optimizer) for group in handle.groups])
+            self._late.warn([group for handle in handles_of(self.optimizer) for group in handle.groups])
         self.steps += 1
-        self._applied = self._pending = False
 
     # -- reports ------------------------------------------------------------------------------------------------
 
@@ -334,22 +292,10 @@ class Handle:
             self._start = Overview.from_state(start)
         if self._logits is not None:
             self._logits.load(state.get("forces", {}), self.steps)
-        self._applied = self._pending = False
+        self._hooks.reset()
         self.attach()
 
 
 def handles_of(optimizer: Optimizer) -> Iterable[Handle]:
     """Return the handles attached to an optimizer."""
     return tuple(_attached.get(optimizer, ()))
-
-
-def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Exclude a hook from a compiled training step: it depends on addresses and on host state."""
-    disabled = torch.compiler.disable(hook)
-
-    def call(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            return disabled(optimizer, args, kwargs)
-        return hook(optimizer, args, kwargs)  # `disabled` would cost time in every step
-
-    return call

@@ -64,7 +64,7 @@ class LateHeads:
             warnings.warn(
                 f"{count_of(len(joined), 'group')} of heads {were} unfrozen or added to the optimizer after repel, and "
                 f"{train} without repulsion: {', '.join(joined[:6])}. Call handle.remove(), then repel again",
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def _current_state(self) -> tuple[int, list[bool]]:

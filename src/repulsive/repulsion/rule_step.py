@@ -11,7 +11,7 @@ from repulsive.repulsion.active_updates import ActiveUpdates
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.learning_rates import LearningRates
-from repulsive.repulsion.logits.update import LogitRepulsion
+from repulsive.repulsion.logits.repulsion import LogitRepulsion
 from repulsive.repulsion.measured import Measured
 from repulsive.repulsion.measurements import Measurements, per_step
 from repulsive.repulsion.optimizers import ascended_gradients
@@ -52,7 +52,7 @@ class RuleStep:
             return True
         return (step % rule.act_every == 0 and _measures(rule, settings, step)) or is_capturing()
 
-    def rest(self, rule: Rule | None, step: int) -> bool:
+    def skip(self, rule: Rule | None, step: int) -> bool:
         """Leave the gradients of a step as they are.
 
         Args:
@@ -65,7 +65,7 @@ class RuleStep:
         if not self._updates.has_gradients(self._optimizer, warns=rule is not None and not rule.is_off(step)):
             return False
         if self._logits is not None:
-            self._logits.rest(step)
+            self._logits.skip(step)
         return True
 
     def act(self, rule: Rule | None, settings: Settings, step: int, scale: Tensor | None) -> bool:

@@ -6,9 +6,9 @@ from collections import defaultdict
 import pytest
 
 from repulsive import SVGD
-from repulsive.lab.bench.participants import Participant, SharedModel
 from repulsive.lab.bench.presets import find_preset
 from repulsive.lab.bench.rules import Case
+from repulsive.lab.bench.training_variants import SharedModel, TrainingVariant
 from repulsive.lab.bench.turns import average
 
 pytest.importorskip("transformers")
@@ -23,13 +23,13 @@ def test_logits_cost_at_most_five_percent_of_a_step_of_2048_tokens():
     sizes = {"layers": 1, "length": 128, "overrides": {"vocab_size": 200}}
     inputs = preset.inputs(preset.build("meta", **sizes).config, 16, 128, "cpu")
     shared = SharedModel(preset.build("cpu", **sizes), inputs)
-    plain, repelled = (Participant(shared, case, steps=1) for case in (None, Case(SVGD(space="logits"))))
+    plain, repelled = (TrainingVariant(shared, case, steps=1) for case in (None, Case(SVGD(space="logits"))))
     seconds: dict[tuple[str, bool], list[float]] = defaultdict(list)
 
-    def step(participant, kind):
+    def step(variant, kind):
         started = time.process_time()
-        participant.step()
-        seconds[kind, participant is repelled].append(time.process_time() - started)
+        variant.step()
+        seconds[kind, variant is repelled].append(time.process_time() - started)
 
     def ratio():
         least = {key: min(values) for key, values in seconds.items()}  # a busy machine only adds time

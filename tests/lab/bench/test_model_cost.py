@@ -17,7 +17,7 @@ from repulsive.lab.bench.presets import PRESETS, Preset, find_preset
 from repulsive.lab.bench.rules import Case
 from repulsive.repulsion.logits.sampler import Hook
 from repulsive.repulsion.logits.samples import Samples
-from tests.lab.bench.tiny_models import TINY, tiny_participant
+from tests.lab.bench.tiny_models import TINY, tiny_variant
 
 pytest.importorskip("transformers")
 
@@ -89,38 +89,38 @@ def test_one_model_is_built_for_all_rules(monkeypatch):
 
 
 def test_the_first_step_of_every_turn_measures():
-    participant = tiny_participant("bert-base", Case(SVGD()), steps=2)
+    variant = tiny_variant("bert-base", Case(SVGD()), steps=2)
     measured = []
     for _ in range(3):
-        participant.turn()
-        measured.append({group.step for group in participant.handle.report()})
+        variant.run_turn()
+        measured.append({group.step for group in variant.handle.report()})
     assert measured == [{0}, {3}, {6}]
 
 
 def test_a_turn_has_one_measuring_and_one_renewing_step_with_logits():
-    participant = tiny_participant("bert-base", Case(SVGD(space="logits")), steps=2)
-    participant.turn()
-    logits = participant.handle._logits
+    variant = tiny_variant("bert-base", Case(SVGD(space="logits")), steps=2)
+    variant.run_turn()
+    logits = variant.handle._logits
     for _ in range(2):
         renewed, measured = [], []
-        with participant.attached():
-            for _ in participant.periods:
-                before, step = logits.renewals, participant.handle.steps
-                participant.step()
+        with variant.attached():
+            for _ in variant.periods:
+                before, step = logits.renewals, variant.handle.steps
+                variant.step()
                 renewed.append(logits.renewals - before)
-                measured.append({group.step for group in participant.handle.report()} == {step})
-        assert participant.periods == ["measuring", "renewing", "ordinary", "ordinary"]
+                measured.append({group.step for group in variant.handle.report()} == {step})
+        assert variant.periods == ["measuring", "renewing", "ordinary", "ordinary"]
         assert renewed == [0, 1, 0, 0] and measured == [True, False, False, False]
 
 
 def test_the_time_inside_hooks_is_that_of_the_hooks(monkeypatch):
     """Hooks that take a known time on a fake clock are measured by kind of step, and all hooks are restored."""
-    participant = tiny_participant("bert-base", Case(SVGD(space="logits")), steps=2)
-    participant.turn()
+    variant = tiny_variant("bert-base", Case(SVGD(space="logits")), steps=2)
+    variant.run_turn()
     now = [0.0]
     monkeypatch.setattr(hook_cost.time, "perf_counter", lambda: now[0])
     before = Hook.__call__
-    update = participant.handle._updates.current
+    update = variant.handle._updates.current
     whole, repeated, take = type(update).run, type(update).again, Samples.take
 
     def slow_run(self, inputs):
@@ -140,12 +140,12 @@ def test_the_time_inside_hooks_is_that_of_the_hooks(monkeypatch):
     monkeypatch.setattr(type(update), "run", slow_run)
     monkeypatch.setattr(type(update), "again", slow_again)
     monkeypatch.setattr(Samples, "take", slow_take)
-    cost = hook_cost.measure_hooks(participant, 2)
+    cost = hook_cost.measure_hooks(variant, 2)
     assert cost.host == {"measuring": 3.0, "renewing": 17.0, "ordinary": 1.0}  # q and k of one layer
     assert cost.average == pytest.approx((200 * 3 + 346 * 17 + 9454) / 10_000)
     assert Hook.__call__ is before
     spent = now[0]
-    participant.turn()
+    variant.run_turn()
     assert now[0] == spent + 3.0 + 17.0 + 2 * 1.0
 
 
@@ -155,17 +155,17 @@ def test_the_time_inside_hooks_is_a_mean_over_acting_and_resting_steps(monkeypat
     monkeypatch.setattr(hook_cost.time, "perf_counter", lambda: now[0])
     rule = SVGD()
     object.__setattr__(rule, "act_every", 4)
-    participant = tiny_participant("llama", Case(rule), steps=6)
-    handle = participant.handle
+    variant = tiny_variant("llama", Case(rule), steps=6)
+    handle = variant.handle
 
-    def repel_slowly(scale=None):
+    def repel_slowly(scale):
         acts = handle.steps % 4 == 0
         now[0] += 1.0 + 8.0 * acts + 8.0 * (acts and handle.steps % handle.settings.measure_every < 4)
-        handle._pending = True
+        return True
 
     monkeypatch.setattr(handle, "_repel", repel_slowly)
-    cost = hook_cost.measure_hooks(participant, 2)
-    assert participant.periods == ["measuring", "ordinary", "ordinary"] and handle.steps == 2 * 12
+    cost = hook_cost.measure_hooks(variant, 2)
+    assert variant.periods == ["measuring", "ordinary", "ordinary"] and handle.steps == 2 * 12
     assert cost.host == {"measuring": (17 + 3) / 4, "ordinary": (9 + 3) / 4}
     assert cost.average == pytest.approx((200 * 17 + 2_300 * 9 + 7_500 * 1) / 10_000)
 
@@ -183,15 +183,15 @@ def test_a_rule_that_clips_is_compared_with_plain_turns_that_clip():
 
 
 def test_plain_turns_that_clip_limit_the_norm(monkeypatch):
-    participant = tiny_participant("gpt2", max_norm=1e-3)
-    norms, shared = [], participant.shared
+    variant = tiny_variant("gpt2", max_norm=1e-3)
+    norms, shared = [], variant.shared
     whole = shared.optimizer.step
     monkeypatch.setattr(
         shared.optimizer,
         "step",
         lambda: (norms.append(torch.nn.utils.get_total_norm([p.grad for p in shared.model.parameters()])), whole()),
     )
-    participant.step()
+    variant.step()
     assert float(norms[0]) == pytest.approx(1e-3, rel=1e-3)
 
 

@@ -9,12 +9,12 @@ import torch
 
 from repulsive import SVGD
 from repulsive.lab.bench import clock
-from repulsive.lab.bench.participants import first_step
 from repulsive.lab.bench.rules import Case
-from repulsive.lab.bench.turns import LEAST_ROUNDS, Turn, average, compare_turns, order_of_round, take_turns
+from repulsive.lab.bench.training_variants import first_step
+from repulsive.lab.bench.turns import LEAST_ROUNDS, TurnTimes, average, compare_turns, order_of_round, run_rounds
 from repulsive.metrics import signed_ranks
 from repulsive.repulsion.logits.renewal import is_renewed
-from tests.lab.bench.tiny_models import tiny_participant
+from tests.lab.bench.tiny_models import tiny_variant
 
 AGAINST = {"plain again": "plain", "paper": "plain"}
 
@@ -33,40 +33,40 @@ class FakeClock:
 def fake_turns(fake, speed, **factors):
     """Turns whose steps take their factor times the speed of the machine at that time."""
 
-    def participant(factor):
+    def variant(factor):
         def turn():
-            return Turn(*clock.laps([lambda: fake.spend(factor * speed(fake.now))] * 2, torch.device("cpu")))
+            return TurnTimes(*clock.time_each([lambda: fake.spend(factor * speed(fake.now))] * 2, torch.device("cpu")))
 
         return turn
 
-    return {name.replace("_", " "): participant(factor) for name, factor in factors.items()}
+    return {name.replace("_", " "): variant(factor) for name, factor in factors.items()}
 
 
 def test_a_turn_counts_measuring_steps_as_one_of_fifty(monkeypatch):
     pytest.importorskip("transformers")
     fake = FakeClock(monkeypatch)
-    participant = tiny_participant("llama", steps=4)
+    variant = tiny_variant("llama", steps=4)
     costs = iter([3.0, 1.0, 1.0, 2.0, 2.0])
-    monkeypatch.setattr(participant, "step", lambda: fake.spend(next(costs)))
-    turn = participant.turn()
-    assert turn == Turn(measuring=3.0, ordinary=1.5)
+    monkeypatch.setattr(variant, "step", lambda: fake.spend(next(costs)))
+    turn = variant.run_turn()
+    assert turn == TurnTimes(measuring=3.0, ordinary=1.5)
     assert turn.seconds == pytest.approx((3.0 + 49 * 1.5) / 50)
 
 
 def test_a_turn_counts_renewing_steps_as_often_as_a_training_has_them(monkeypatch):
     pytest.importorskip("transformers")
     fake = FakeClock(monkeypatch)
-    participant = tiny_participant("llama", Case(SVGD(space="logits")))
+    variant = tiny_variant("llama", Case(SVGD(space="logits")))
     costs = iter([3.0, 7.0, 1.0, 2.0])
-    monkeypatch.setattr(participant, "step", lambda: fake.spend(next(costs)))
-    turn = participant.turn()
-    assert turn == Turn(measuring=3.0, ordinary=1.5, renewing=7.0, renewals=346)
+    monkeypatch.setattr(variant, "step", lambda: fake.spend(next(costs)))
+    turn = variant.run_turn()
+    assert turn == TurnTimes(measuring=3.0, ordinary=1.5, renewing=7.0, renewals=346)
     assert turn.seconds == pytest.approx((200 * 3 + 346 * 7 + (10_000 - 546) * 1.5) / 10_000)
 
 
 def test_an_average_step_of_a_rule_that_is_switched_off():
     """500 steps with the rule, of which ten measure and 180 renew, and 9,500 without."""
-    turn = Turn(measuring=3.0, ordinary=2.0, renewing=5.0, renewals=180, off=1.0, active=500)
+    turn = TurnTimes(measuring=3.0, ordinary=2.0, renewing=5.0, renewals=180, off=1.0, active=500)
     assert turn.seconds == pytest.approx((10 * 3 + 180 * 5 + 310 * 2 + 9500) / 10_000)
 
 
@@ -110,8 +110,8 @@ def test_an_average_step_weights_acting_and_resting_steps_as_a_training_does(mon
     pytest.importorskip("transformers")
     rule = SVGD() if every is None else SVGD(space="logits", every=every)
     object.__setattr__(rule, "act_every", act_every)
-    participant = tiny_participant("llama", Case(rule), steps=4)
-    counter = participant.handle = Counter(participant.handle.settings.measure_every)
+    variant = tiny_variant("llama", Case(rule), steps=4)
+    counter = variant.handle = Counter(variant.handle.settings.measure_every)
     costs = costs_of_steps(range(10_000), act_every, counter.measure_every, every)
     fake = FakeClock(monkeypatch)
     measured = []
@@ -122,13 +122,13 @@ def test_an_average_step_weights_acting_and_resting_steps_as_a_training_does(mon
         fake.spend(costs[counter.steps])
         counter.steps += 1
 
-    monkeypatch.setattr(participant, "step", step)
+    monkeypatch.setattr(variant, "step", step)
     turns = []
     for _ in range(10):
         measured.clear()
-        turns.append(participant.turn())
+        turns.append(variant.run_turn())
         assert measured == [True, *[False] * (len(measured) - 1)] and not counter.is_attached
-        assert len(measured) == act_every * len(participant.periods) and participant.ordinary * act_every >= 4
+        assert len(measured) == act_every * len(variant.periods) and variant.ordinary * act_every >= 4
     expected = costs_of_steps(range(10_000), act_every, 50, every)
     found = sum(turn.seconds for turn in turns) / len(turns)
     assert found == pytest.approx(sum(expected) / 10_000, rel=3e-3)
@@ -145,7 +145,7 @@ def test_steady_drift_cancels(monkeypatch, factor):
     """Each turn is slower than the one before by the same time; a comparison with one turn alone sees the drift."""
     fake, count = FakeClock(monkeypatch), itertools.count(0, 0.5)  # two laps per turn
     functions = fake_turns(fake, lambda now: 1 + 0.02 * int(next(count)), plain=1.0, plain_again=1.0, paper=factor)
-    turns = take_turns(functions, AGAINST, 6)
+    turns = run_rounds(functions, AGAINST, 6)
     costs = compare_turns(turns, AGAINST)
     for end in ("ratio", "low", "high", "geometric_mean", "median_ratio"):
         assert getattr(costs["paper"], end) == pytest.approx(factor, rel=1e-9)
@@ -163,7 +163,7 @@ def test_half_a_percent_shows_on_a_machine_that_wanders(monkeypatch):
         return 0.029 * (1 + 0.2 * math.sin(now / 7)) * (1 + (source.random() if source.random() < 0.1 else 0))
 
     functions = fake_turns(fake, speed, plain=1.0, plain_again=1.0, paper=1.005)
-    turns = take_turns(functions, AGAINST, 60)
+    turns = run_rounds(functions, AGAINST, 60)
     costs = compare_turns(turns, AGAINST)
     assert costs["paper"].ratio == pytest.approx(1.005, abs=0.002)
     assert costs["plain again"].ratio == pytest.approx(1.0, abs=0.002)
@@ -173,8 +173,8 @@ def test_half_a_percent_shows_on_a_machine_that_wanders(monkeypatch):
 
 def test_the_interval_is_wilcoxons_of_log_ratios():
     ratios = [1.01, 1.02, 1.04, 0.99, 1.03, 1.015, 1.5]
-    plain = [Turn(1.0, 1.0, at=2 * place) for place in range(len(ratios) + 1)]
-    paper = [Turn(ratio, ratio, at=2 * place + 1) for place, ratio in enumerate(ratios)]
+    plain = [TurnTimes(1.0, 1.0, at=2 * place) for place in range(len(ratios) + 1)]
+    paper = [TurnTimes(ratio, ratio, at=2 * place + 1) for place, ratio in enumerate(ratios)]
     cost = compare_turns({"plain": plain, "paper": paper}, {"paper": "plain"})["paper"]
     logs = [math.log(ratio) for ratio in ratios]
     assert cost.ratio == pytest.approx(math.exp(signed_ranks.hodges_lehmann(logs)))
@@ -184,8 +184,8 @@ def test_the_interval_is_wilcoxons_of_log_ratios():
 
 def test_a_turn_is_compared_with_the_mean_of_the_plain_turns_around_it():
     turns = {
-        "plain": [Turn(s, s, at=2 * place) for place, s in enumerate([1.0, 3.0] * 3 + [1.0])],
-        "paper": [Turn(4.0, 4.0, at=2 * place + 1) for place in range(6)],
+        "plain": [TurnTimes(s, s, at=2 * place) for place, s in enumerate([1.0, 3.0] * 3 + [1.0])],
+        "paper": [TurnTimes(4.0, 4.0, at=2 * place + 1) for place in range(6)],
     }
     assert compare_turns(turns, {"paper": "plain"})["paper"].ratio == pytest.approx(2.0)
     with pytest.raises(ValueError, match="does not lie between two turns of plain"):
@@ -193,12 +193,12 @@ def test_a_turn_is_compared_with_the_mean_of_the_plain_turns_around_it():
 
 
 def test_few_rounds_have_no_interval():
-    turns = {"plain": [Turn(1.0, 1.0, at=0), Turn(1.0, 1.0, at=2)], "paper": [Turn(1.0, 1.0, at=1)]}
+    turns = {"plain": [TurnTimes(1.0, 1.0, at=0), TurnTimes(1.0, 1.0, at=2)], "paper": [TurnTimes(1.0, 1.0, at=1)]}
     with pytest.raises(ValueError, match="at least 6 rounds, got 1"):
-        compare_turns({**turns, "paper": [Turn(2.0, 2.0, at=1)]}, {"paper": "plain"})
+        compare_turns({**turns, "paper": [TurnTimes(2.0, 2.0, at=1)]}, {"paper": "plain"})
 
 
-def test_every_participant_has_every_place_in_the_order_equally_often():
+def test_every_variant_has_every_place_in_the_order_equally_often():
     against = dict.fromkeys("abc", "plain")
     orders = [order_of_round(against, number) for number in range(6)]
     assert orders[0] == ["plain", "a", "plain", "b", "plain", "c", "plain"]
@@ -206,7 +206,7 @@ def test_every_participant_has_every_place_in_the_order_equally_often():
     assert all(sorted(order[place] for order in orders) == sorted(2 * "abc") for place in (1, 3, 5))
 
 
-def test_a_participant_with_another_baseline_lies_between_its_turns():
+def test_a_variant_with_another_baseline_lies_between_its_turns():
     order = order_of_round({"a": "plain", "b": "clipped", "c": "plain"}, 0)
     assert order == ["plain", "a", "plain", "clipped", "b", "clipped", "plain", "c", "plain"]
 
@@ -216,7 +216,7 @@ def test_a_time_limit_ends_after_a_whole_round(monkeypatch):
     lines: list[str] = []
     for seconds, rounds in ((85.0, 9), (0.0, LEAST_ROUNDS), (1e6, 20)):
         functions = fake_turns(fake, lambda now: 1.0, plain=1.0, plain_again=1.0, paper=1.0)  # 10 s per round
-        turns = take_turns(functions, AGAINST, 20, seconds=seconds, progress=lines.append)
+        turns = run_rounds(functions, AGAINST, 20, seconds=seconds, progress=lines.append)
         assert len(turns["paper"]) == rounds and len(turns["plain"]) == 3 * rounds
     assert lines[0] == "round 1 of at most 20, about 75 s left"
 
@@ -225,9 +225,9 @@ def test_without_a_number_of_rounds_as_many_as_fit_are_taken(monkeypatch):
     fake = FakeClock(monkeypatch)
     functions = fake_turns(fake, lambda now: 1.0, plain=1.0, plain_again=1.0, paper=1.0)  # 10 s per round
     lines: list[str] = []
-    turns = take_turns(functions, AGAINST, seconds=1995.0, progress=lines.append)
+    turns = run_rounds(functions, AGAINST, seconds=1995.0, progress=lines.append)
     assert len(turns["paper"]) == 200
     assert lines[0] == "round 1, about 1985 s left" and lines[-1] == "round 200, about 0 s left"
     assert len(lines) == 11
     with pytest.raises(ValueError, match="expected a limit"):
-        take_turns(functions, AGAINST)
+        run_rounds(functions, AGAINST)

@@ -1,7 +1,7 @@
 """Models of the benchmark, small enough for a test."""
 
-from repulsive.lab.bench.participants import Participant, SharedModel
 from repulsive.lab.bench.presets import find_preset
+from repulsive.lab.bench.training_variants import SharedModel, TrainingVariant
 
 NARROW = {"hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 TINY = {
@@ -19,5 +19,5 @@ def tiny_model(name, compiled=False, **more):
     return SharedModel(model, inputs, compiled=compiled)
 
 
-def tiny_participant(name, case=None, steps=2, max_norm=None, **more):
-    return Participant(tiny_model(name, **more), case, steps=steps, max_norm=max_norm)
+def tiny_variant(name, case=None, steps=2, max_norm=None, **more):
+    return TrainingVariant(tiny_model(name, **more), case, steps=steps, max_norm=max_norm)

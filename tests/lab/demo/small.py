@@ -4,7 +4,7 @@ import random
 import sys
 from dataclasses import replace
 
-from repulsive.lab.demo.runs import jobs_of, work
+from repulsive.lab.demo.runs import jobs_of, train_job
 from repulsive.lab.demo.settings import Settings
 
 SMALL = replace(Settings(), steps=12, layers=2, heads=3, width=12, length=48, batch=3, warmup=2, measurements=4)
@@ -30,5 +30,5 @@ def train_small(out, settings=SMALL, seeds=SEEDS):
     jobs = jobs_of(settings, seeds, out, small_text())
     for job in jobs:
         job.folder.mkdir(parents=True)
-        work(job, sys.stderr)
+        train_job(job, sys.stderr)
     return jobs

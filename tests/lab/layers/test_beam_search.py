@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from repulsive.lab.layers.beam_search import Ends, beam_search, limits
+from repulsive.lab.layers.beam_search import Ends, beam_search, extend_beam, limits
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 
 BOS, EOS = 2, 3
@@ -149,3 +149,14 @@ def test_a_vocabulary_smaller_than_the_beam():
     model, source = make(5), sentences(2, vocabulary=5)
     (first, _) = beam_search(model, source, ENDS, beam=8, nbest=8, longest=3)
     assert len(first) == 1 + 2 + 4 and len({h.tokens for h in first}) == 7
+
+
+def test_extending_a_beam_by_hand():
+    """Two open hypotheses and tokens 0, 1 (the end) and 2; a place is three times the hypothesis plus the token."""
+    totals = torch.tensor([[[-5.0, -1.0, -2.0], [-3.0, -4.0, -6.0]]])
+    done, places, open_, kept = extend_beam(totals, beam=2, eos=1)
+    assert done.tolist() == [[-1.0, float("-inf")]] and places.tolist() == [[1, 2]]
+    assert open_.tolist() == [[-2.0, -3.0]] and kept.tolist() == [[2, 3]]
+    done, places, open_, kept = extend_beam(totals[:, :1], beam=3, eos=1)  # fewer continuations than twice the beam
+    assert done.tolist() == [[-1.0, float("-inf"), float("-inf")]]
+    assert open_.tolist() == [[-2.0, -5.0, float("-inf")]] and kept.tolist()[0][:2] == [2, 0]

@@ -301,7 +301,7 @@ def test_how_many_heads(repulsive, place):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["data"], "is neither a run nor a folder of runs"),
         (["nowhere"], "is neither a run nor a folder of runs"),
@@ -324,12 +324,12 @@ def test_how_many_heads(repulsive, place):
         ([], "Missing argument"),
     ],
 )
-def test_mistakes_end_with_one_line(repulsive, place, words, said):
+def test_mistakes_end_with_one_line(repulsive, place, words, message):
     if not (place / "unfinished").exists():
         shutil.copytree(place / "ma/seed-0", place / "unfinished/seed-0")
         (place / "unfinished/seed-0/result.json").unlink()
         shutil.copytree(place / "ma", place / "copied")
-    assert said in repulsive("report", *words, code=2)
+    assert message in repulsive("report", *words, code=2)
 
 
 def test_without_matplotlib_nothing_is_measured_first(repulsive, monkeypatch):

@@ -20,10 +20,10 @@ def test_the_verb_prints_a_table_and_then_leaves_the_folder_alone(toy, monkeypat
     monkeypatch.chdir(toy)
     vectors = toy / "glove.txt"
     vectors.write_text("a 1 2\nb 3 4\n")
-    asked = ["prepare", "tsv", "--tokenizer", "regex", "--vectors", str(vectors)]
-    assert run(asked) == 0
-    said = capsys.readouterr()
-    assert said.err == "" and said.out.splitlines() == [
+    command = ["prepare", "tsv", "--tokenizer", "regex", "--vectors", str(vectors)]
+    assert run(command) == 0
+    output = capsys.readouterr()
+    assert output.err == "" and output.out.splitlines() == [
         "tsv -> prepared/tsv",
         "                train     dev    test",
         "rows                3       2       1",
@@ -35,18 +35,18 @@ def test_the_verb_prints_a_table_and_then_leaves_the_folder_alone(toy, monkeypat
         "vocabulary of 5, sentences of 200 words at most; vectors for 66.7% of the vocabulary, 62.5% of running words",
     ]
     assert Prepared.load(toy / "prepared" / "tsv").task == "tsv"
-    assert run(asked) == 0 and "is prepared already" in capsys.readouterr().out
-    assert run([*asked, "--minimum", "1"]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and "--force" in said.err
-    assert run([*asked, "--minimum", "1", "--force"]) == 0
+    assert run(command) == 0 and "is prepared already" in capsys.readouterr().out
+    assert run([*command, "--minimum", "1"]) == 2
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1 and "--force" in output.err
+    assert run([*command, "--minimum", "1", "--force"]) == 0
 
 
 def test_the_default_data_folder_has_the_name_of_the_dataset(toy, monkeypatch, capsys):
     (toy / "raw").rename(toy / "tsv")
     monkeypatch.setenv("REPULSIVE_DATA", str(toy))
-    asked = ["prepare", "tsv", "--tokenizer", "regex", "--out", str(toy / "out")]
-    assert run([*asked, "--label", "1", "--text", "0"]) == 0
+    command = ["prepare", "tsv", "--tokenizer", "regex", "--out", str(toy / "out")]
+    assert run([*command, "--label", "1", "--text", "0"]) == 0
     assert "class label" in capsys.readouterr().out  # columns by number: the first line is a text as any other
     assert run(["prepare", "reviews", "--train", "9", "--dev", "2", "--test", "2", "--out", str(toy / "made")]) == 0
 
@@ -69,13 +69,13 @@ def test_mistakes_at_the_command_line_are_one_line(arguments, message, tmp_path,
     monkeypatch.delenv("REPULSIVE_DATA", raising=False)
     monkeypatch.chdir(tmp_path)
     assert run(["prepare", *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and message in said.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1 and message in output.err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_skipped_lines_are_reported_in_one_line(toy, capsys):
     (toy / "raw" / "dev.tsv").write_text("text\tlabel\na\tno\nbroken\n")
     assert run(["prepare", "tsv", "--tokenizer", "regex", "--data", str(toy / "raw"), "--out", str(toy / "out")]) == 0
-    told = capsys.readouterr().err
-    assert told.startswith("repulsive: ") and told.count("\n") == 1 and "1 bad lines skipped: line 3" in told
+    output = capsys.readouterr().err
+    assert output.startswith("repulsive: ") and output.count("\n") == 1 and "1 bad lines skipped: line 3" in output

@@ -13,12 +13,12 @@ def test_several_processes_give_the_same_words(monkeypatch):
     alone = tokenizing.tokenize(texts, "regex", lowercase=True, longest=7)
     monkeypatch.setattr(tokenizing, "_FEW", 0)
     monkeypatch.setattr(tokenizing, "_CHUNK", 5)
-    told = []
+    calls = []
     together = tokenizing.tokenize(
-        texts, "regex", lowercase=True, longest=7, jobs=2, progress=lambda *news: told.append(news)
+        texts, "regex", lowercase=True, longest=7, jobs=2, progress=lambda *news: calls.append(news)
     )
     assert together == alone and alone[0][1] == ["it", "is", "n't", "1", "words", ",", "is"] and alone[1][1] == 18
-    assert told == [("words", 5, 12), ("words", 10, 12), ("words", 12, 12)]
+    assert calls == [("words", 5, 12), ("words", 10, 12), ("words", 12, 12)]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from repulsive import SVGD, repel
 from repulsive.heads.padding import masks_in, valid_tokens
-from repulsive.lab.systems.translation.model import Mask
+from repulsive.lab.systems.translation.attention import Mask
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 

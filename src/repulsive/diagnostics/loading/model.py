@@ -137,7 +137,13 @@ def load_model(source: str, *, random: bool = False) -> LoadedModel:
         raise
     except Exception as error:
         raise LoadError(f"cannot load the model of {str(folder)!r}: {first_line(error)}") from error
-    missing = sorted(info.get("missing_keys") or ())
+    _check_missing(model, sorted(info.get("missing_keys") or ()), folder)
+    revision = "" if snapshot is None else snapshot.name
+    return LoadedModel(model, _load_tokenizer(transformers, folder), folder, revision)
+
+
+def _check_missing(model: Any, missing: list[str], folder: Path) -> None:
+    """Raise an error if the folder lacks parameters of the model; a missing pooler is removed."""
     if missing and all(name.startswith("pooler.") for name in missing):
         model.pooler = None  # self-supervised checkpoints, such as those of DINO, have none; attention does not use it
     elif missing:
@@ -145,8 +151,6 @@ def load_model(source: str, *, random: bool = False) -> LoadedModel:
             f"the weights of {str(folder)!r} lack {len(missing)} parameters, such as {missing[0]}, which would be "
             "random; --random uses random weights for the whole model"
         )
-    revision = "" if snapshot is None else snapshot.name
-    return LoadedModel(model, _load_tokenizer(transformers, folder), folder, revision)
 
 
 def _architecture_from_folder(folder: Path) -> nn.Module:

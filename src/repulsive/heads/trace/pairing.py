@@ -37,15 +37,14 @@ def pairing_fault(group: HeadGroup, calls: Iterable[Sequence[RoleGradients]], na
     """Describe how an attention call contradicts the q, k, v pairing of a joined group; "" if no call does."""
     for call in calls:
         paired: dict[int, tuple[int, str]] = {}  # index of the call -> head, and the parameter that showed it
-        for s in group.slices:
-            for role in call:
-                for index, head in _heads_used(s, role, names).items():
-                    other, parameter = paired.setdefault(index, (head, s.parameter_name))
-                    if other != head:
-                        return (
-                            f"attention pairs head {other} of {parameter} with head {head} of {s.parameter_name}; "
-                            "in the joined heads both have the same number"
-                        )
+        uses = ((s, _heads_used(s, role, names)) for s in group.slices for role in call)
+        for name, index, head in ((s.parameter_name, *use) for s, heads in uses for use in heads.items()):
+            other, parameter = paired.setdefault(index, (head, name))
+            if other != head:
+                return (
+                    f"attention pairs head {other} of {parameter} with head {head} of {name}; in the joined heads "
+                    "both have the same number"
+                )
     return ""
 
 

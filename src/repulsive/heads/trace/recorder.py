@@ -90,6 +90,12 @@ class Recorder(TorchFunctionMode):
         note_reshape(func, args, kwargs, result)
         if not isinstance(result, Tensor) or not result.is_floating_point():
             return self._propagate_tag(args, kwargs, result)
+        return self._trace_result(func, name, args, kwargs, result)
+
+    def _trace_result(
+        self, func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+    ) -> Any:
+        """Return what replaces the result of a function: a leaf for a projection, or a tensor of an attention call."""
         if name in STATISTICS:
             return constant_statistic(name, args, kwargs, result)
         source = self._projection(name, args, kwargs, result)

@@ -1,5 +1,5 @@
 """Benchmarks of `repulsive bench`: the cost of repulsion on this machine.
 
 `report` measures the paper's Transformer-small (`steps`, `update`, `growth`); `model_cost` measures models of
-transformers (`presets`, `participants`, `turns`), and `model_table` prints the result.
+transformers (`presets`, `training_variants`, `turns`), and `model_table` prints the result.
 """

@@ -47,7 +47,7 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def wall(function: Callable[[], object], device: torch.device) -> float:
+def wall_time(function: Callable[[], object], device: torch.device) -> float:
     """Measure the seconds of one call, including its work on the device."""
     synchronise(device)
     start = time.perf_counter()
@@ -56,7 +56,7 @@ def wall(function: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def laps(functions: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+def time_each(functions: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
     """Measure the seconds of each function, run one after the other without synchronising in between.
 
     The device is idle before the first. On a GPU the seconds are between events on the device: the time of the device's
@@ -83,7 +83,7 @@ def median_time(function: Callable[[], object], device: torch.device, repeats: i
     for _ in range(warm_up):
         function()
     if device.type != "cuda":
-        return statistics.median(wall(function, device) for _ in range(repeats))
+        return statistics.median(wall_time(function, device) for _ in range(repeats))
     times = []
     for _ in range(repeats):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -119,7 +119,7 @@ def replayed(functions: Sequence[Callable[[], object]]) -> float:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def paused_garbage_collection() -> Iterator[None]:
     """Disable garbage collection, and exclude existing objects from later collections."""
     gc.collect()
     gc.freeze()
@@ -144,7 +144,7 @@ def interleaved(
     """
     source, most = random.Random(0), rounds[baseline]
     seconds: dict[str, dict[int, float]] = {name: {} for name in variants}
-    with undisturbed():
+    with paused_garbage_collection():
         for number in range(-warm_up, most):
             order = [name for name in variants if number < 0 or number % max(1, most // rounds[name]) == 0]
             source.shuffle(order)

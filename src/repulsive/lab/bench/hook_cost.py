@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from repulsive.lab.bench.clock import synchronise, undisturbed
-from repulsive.lab.bench.participants import Participant
+from repulsive.lab.bench.clock import paused_garbage_collection, synchronise
+from repulsive.lab.bench.training_variants import TrainingVariant
 from repulsive.lab.bench.turns import average, over_training
 from repulsive.repulsion.logits.sampler import Hook
 
@@ -44,20 +44,20 @@ class HookCost:
     average: float
 
 
-def measure_hooks(participant: Participant, turns: int) -> HookCost:
+def measure_hooks(variant: TrainingVariant, turns: int) -> HookCost:
     """Measure the time inside the hooks of a rule that has been warmed up, in turns that do not count for the ratio.
 
     Plain training that clips has no hooks; the time of its clipping is measured instead.
     """
-    shared = participant.shared
-    with undisturbed():
-        host = _median_by_kind(participant, turns, _HostClock(shared.device))
-        device = _median_by_kind(participant, turns, _DeviceClock()) if shared.on_gpu else None
+    shared = variant.shared
+    with paused_garbage_collection():
+        host = _median_by_kind(variant, turns, _HostClock(shared.device))
+        device = _median_by_kind(variant, turns, _DeviceClock()) if shared.on_gpu else None
     both = {kind: seconds + (0.0 if device is None else device[kind]) for kind, seconds in host.items()}
     renewing = both.get("renewing")
-    periods = participant.renewals, participant.act_every, participant.active
+    periods = variant.renewals, variant.act_every, variant.active
     mean = average(both["measuring"], both["ordinary"], renewing, *periods)
-    return HookCost(host, device, over_training(mean, both.get("off"), participant.active))
+    return HookCost(host, device, over_training(mean, both.get("off"), variant.active))
 
 
 class _HostClock:
@@ -102,25 +102,25 @@ class _DeviceClock:
         return spent
 
 
-def _median_by_kind(participant: Participant, turns: int, clock: _HostClock | _DeviceClock) -> dict[str, float]:
+def _median_by_kind(variant: TrainingVariant, turns: int, clock: _HostClock | _DeviceClock) -> dict[str, float]:
     seconds: dict[str, list[float]] = defaultdict(list)
     for _ in range(turns):
-        with participant.attached(), _timed_hooks(participant, clock):
-            for kind in participant.periods:
-                synchronise(participant.shared.device)
-                participant.take_period(kind)
-                seconds[kind].append(clock.reset() / participant.act_every)
+        with variant.attached(), _timed_hooks(variant, clock):
+            for kind in variant.periods:
+                synchronise(variant.shared.device)
+                variant.take_period(kind)
+                seconds[kind].append(clock.reset() / variant.act_every)
     return {kind: statistics.median(values) for kind, values in seconds.items()}
 
 
 @contextmanager
-def _timed_hooks(participant: Participant, clock: _HostClock | _DeviceClock) -> Iterator[None]:
+def _timed_hooks(variant: TrainingVariant, clock: _HostClock | _DeviceClock) -> Iterator[None]:
     """Let a clock call the attached hooks: those of the optimizer, those of the forward pass, and clipping."""
 
     def timed(function: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args: clock.call(function, *args)
 
-    optimizer, forward = participant.shared.optimizer, Hook.__call__
+    optimizer, forward = variant.shared.optimizer, Hook.__call__
     hooks: list[dict[int, Callable[..., Any]]] = [
         optimizer._optimizer_step_pre_hooks,
         optimizer._optimizer_step_post_hooks,
@@ -129,13 +129,13 @@ def _timed_hooks(participant: Participant, clock: _HostClock | _DeviceClock) -> 
     try:
         for some in hooks:
             some.update({key: timed(function) for key, function in some.items()})
-        if not participant.shared.is_compiled:  # the hooks come and go, so their class is changed
+        if not variant.shared.is_compiled:  # the hooks come and go, so their class is changed
             Hook.__call__ = lambda hook, *args: clock.call(forward, hook, *args)  # type: ignore[method-assign]
-        if participant.max_norm is not None:
-            participant.clip = timed(participant.clip)  # type: ignore[method-assign]
+        if variant.max_norm is not None:
+            variant.clip = timed(variant.clip)  # type: ignore[method-assign]
         yield
     finally:
         for some, before in zip(hooks, originals, strict=True):
             some.update(before)
         Hook.__call__ = forward  # type: ignore[method-assign]
-        participant.__dict__.pop("clip", None)
+        variant.__dict__.pop("clip", None)

@@ -1,8 +1,8 @@
 """Cost of a rule in a training step of a transformers model: plain and repelled turns of one model alternate.
 
-`turns.py` explains how turns are timed and compared, `participants.py` what changes from turn to turn, `hook_cost.py`
-the time inside hooks. "plain again" is compared with the plain turns around it as the rules are; its ratio differs from
-1 by noise alone. A rule with `max_norm` is compared with plain turns that clip, too.
+`turns.py` explains how turns are timed and compared, `training_variants.py` what changes from turn to turn, and
+`hook_cost.py` the time inside hooks. "plain again" is compared with the plain turns around it as the rules are; its
+ratio differs from 1 by noise alone. A rule with `max_norm` is compared with plain turns that clip, too.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 from repulsive.errors import RepulsiveError
 from repulsive.lab.bench.hook_cost import HookCost, measure_hooks
 from repulsive.lab.bench.machine import allocated_bytes, describe, free_bytes, process_peak_bytes
-from repulsive.lab.bench.participants import Participant, SharedModel
 from repulsive.lab.bench.presets import find_preset
 from repulsive.lab.bench.rules import available_cases, build_cases
-from repulsive.lab.bench.turns import PLAIN, compare_turns, take_turns
-from repulsive.lab.bench.warm_up import AGAIN, warm_up
+from repulsive.lab.bench.training_variants import SharedModel, TrainingVariant
+from repulsive.lab.bench.turns import PLAIN, Cost, compare_turns, run_rounds
+from repulsive.lab.bench.warm_up import AGAIN, WarmVariants, warm_up
 
 TRAINED = 16  # bytes per parameter: the weight, its gradient and two moments of AdamW, float32
 GIGA = 1e9
@@ -89,31 +89,21 @@ def measure_model(options: CostOptions, progress: Callable[[str], None] = print)
         before = allocated_bytes(options.device)
         shared = SharedModel(build(options.device), inputs, compiled=options.compiled)
         failures = None if options.rules else left_out
-        team = warm_up(shared, cases, options.steps, options.warm_up, before, progress, failures)
+        warm = warm_up(shared, cases, options.steps, options.warm_up, before, progress, failures)
         for name, reason in left_out.items():
             progress(f"{name}: left out, {reason}")
-        participants, baselines = team.participants, team.baselines
-        hooks = _measure_hooks(participants, options.hook_turns, progress)
+        variants, baselines = warm.variants, warm.baselines
+        hooks = _measure_hooks(variants, options.hook_turns, progress)
         limit = math.inf if options.seconds is None else options.seconds
-        functions = {name: participant.turn for name, participant in participants.items()}
-        turns = take_turns(functions, baselines, options.rounds, seconds=limit, progress=progress)
+        functions = {name: variant.run_turn for name, variant in variants.items()}
+        turns = run_rounds(functions, baselines, options.rounds, seconds=limit, progress=progress)
     except torch.OutOfMemoryError:
         advice = "measure a smaller step with --batch, or fewer layers with --layers"
         raise RepulsiveError(f"out of GPU memory; {advice}") from None
-    costs = compare_turns(turns, baselines)
-    results = {
-        name: asdict(cost)
-        | {
-            "rule": repr(cases[name].rule) if name in cases else None,
-            "baseline": baselines.get(name),
-            "own_graph": participants[name].has_own_graph,
-            "hooks": asdict(hooks[name]) if name in hooks else None,
-            "bound": _bound(name, hooks, baselines, costs[baselines.get(name, name)].seconds),
-            "per_second": batch * length / cost.seconds,
-            "peak_bytes": team.peaks[name],
-        }
-        for name, cost in costs.items()
-    }
+    results = _results(compare_turns(turns, baselines), warm, hooks)
+    for name, result in results.items():
+        result["rule"] = repr(cases[name].rule) if name in cases else None
+        result["per_second"] = batch * length / result["seconds"]
     return {
         **describe(options.device),
         "settings": asdict(options) | {"batch": batch, "length": length},
@@ -122,19 +112,35 @@ def measure_model(options: CostOptions, progress: Callable[[str], None] = print)
         "parameters": parameters,
         "unit": preset.unit,
         "process_peak_bytes": process_peak_bytes(),
-        "last_loss": _finite(participants[PLAIN].step()),
+        "last_loss": _finite(variants[PLAIN].step()),
         "left_out": left_out,
         "results": results,
         "turns": {name: [asdict(turn) for turn in own] for name, own in turns.items()},
     }
 
 
+def _results(costs: Mapping[str, Cost], warm: WarmVariants, hooks: Mapping[str, HookCost]) -> dict[str, dict[str, Any]]:
+    """Collect the measurements of each variant."""
+    baselines = warm.baselines
+    return {
+        name: asdict(cost)
+        | {
+            "baseline": baselines.get(name),
+            "own_graph": warm.variants[name].has_own_graph,
+            "hooks": asdict(hooks[name]) if name in hooks else None,
+            "bound": _bound(name, hooks, baselines, costs[baselines.get(name, name)].seconds),
+            "peak_bytes": warm.peaks[name],
+        }
+        for name, cost in costs.items()
+    }
+
+
 def _measure_hooks(
-    participants: Mapping[str, Participant], turns: int, progress: Callable[[str], None]
+    variants: Mapping[str, TrainingVariant], turns: int, progress: Callable[[str], None]
 ) -> dict[str, HookCost]:
     """Measure the time inside hooks of all rules, and of plain clipping."""
     progress(f"time inside hooks: {turns} turns of each rule")
-    timed = {name: one for name, one in participants.items() if one.handle is not None or one.max_norm is not None}
+    timed = {name: one for name, one in variants.items() if one.handle is not None or one.max_norm is not None}
     return {name: measure_hooks(one, turns) for name, one in timed.items()}
 
 

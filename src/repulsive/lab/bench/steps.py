@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from repulsive import SVGD, Handle, find_heads, repel
 from repulsive.heads.layout import HeadGroup
-from repulsive.lab.bench.clock import interleaved, synchronise, wall
+from repulsive.lab.bench.clock import interleaved, synchronise, wall_time
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from repulsive.regularizers import frobenius, on_outputs
 
@@ -80,7 +80,7 @@ class Workload:
     def time(self, variant: str, tokens: int) -> float:
         """Measure the seconds of one step."""
         with self.attached(variant):
-            return wall(lambda: self.step(variant, tokens), self.device)
+            return wall_time(lambda: self.step(variant, tokens), self.device)
 
     def warm_up(self, variant: str, tokens: int) -> None:
         """Take steps that compile the loss, lay out the update and capture its graph, as once in a training."""

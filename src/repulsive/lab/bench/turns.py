@@ -1,4 +1,6 @@
-"""Turns of participants: their times, their order, and the comparison of participants over many rounds.
+"""Timing of training variants in alternation: step times, order, and comparison over many rounds.
+
+A *turn* is a few consecutive steps of one variant; in a round every variant has one turn.
 
 Steps of a training differ. The handle of `repel` measures its groups in one of `measure_every` steps, 50 by default. A
 rule with `space="logits"` renews its force in a few steps. Both cost more than an ordinary step, so each turn has one
@@ -22,19 +24,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from repulsive.lab.bench.clock import undisturbed
+from repulsive.lab.bench.clock import paused_garbage_collection
 from repulsive.metrics import signed_ranks
 from repulsive.repulsion.settings import Settings
 
 TRAINING = 10_000  # steps of the training that an average step belongs to
 MEASURING = TRAINING // Settings().measure_every  # those that measure, with default settings
-PLAIN = "plain"  # the participant that most others are compared with
+PLAIN = "plain"  # the variant that most others are compared with
 LEAST_ROUNDS = signed_ranks.least_count(0.95)
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Times of one turn of a participant: mean seconds of a step, by kind of period.
+class TurnTimes:
+    """Times of one turn of a variant: mean seconds of a step, by kind of period.
 
     Args:
         measuring: of the first period, in which the handle measures.
@@ -47,7 +49,7 @@ class Turn:
         at: position in the sequence of all turns.
 
     Example:
-        >>> Turn(measuring=3.0, ordinary=2.0).seconds
+        >>> TurnTimes(measuring=3.0, ordinary=2.0).seconds
         2.02
     """
 
@@ -97,7 +99,7 @@ def over_training(active: float, off: float | None, steps: int) -> float:
 
 @dataclass(frozen=True)
 class Cost:
-    """Step time of one participant relative to plain training.
+    """Step time of one variant relative to plain training.
 
     Args:
         seconds: median over turns of the seconds of its average step.
@@ -128,12 +130,12 @@ class Cost:
     active: int
 
 
-def compare_turns(turns: Mapping[str, Sequence[Turn]], baselines: Mapping[str, str]) -> dict[str, Cost]:
+def compare_turns(turns: Mapping[str, Sequence[TurnTimes]], baselines: Mapping[str, str]) -> dict[str, Cost]:
     """Compare every turn with the plain turns right before and right after.
 
     Args:
-        turns: name -> turns in order of time, as returned by `take_turns`.
-        baselines: name of a participant -> name of the plain one that it is compared with.
+        turns: name -> turns in order of time, as returned by `run_rounds`.
+        baselines: name of a variant -> name of the plain one that it is compared with.
 
     Raises:
         ValueError: there are fewer than `LEAST_ROUNDS` rounds, or a turn does not lie between two plain turns.
@@ -154,7 +156,7 @@ def compare_turns(turns: Mapping[str, Sequence[Turn]], baselines: Mapping[str, s
     return costs
 
 
-def _cost(turns: Sequence[Turn], logs: Sequence[float]) -> Cost:
+def _cost(turns: Sequence[TurnTimes], logs: Sequence[float]) -> Cost:
     low_high = signed_ranks.interval(logs)
     if low_high is None:
         raise ValueError(f"a 95 % interval needs at least {LEAST_ROUNDS} rounds, got {len(logs)}")
@@ -194,19 +196,19 @@ def order_of_round(baselines: Mapping[str, str], number: int) -> list[str]:
     return order
 
 
-def take_turns(
-    turns: Mapping[str, Callable[[], Turn]],
+def run_rounds(
+    turns: Mapping[str, Callable[[], TurnTimes]],
     baselines: Mapping[str, str],
     rounds: int | None = None,
     *,
     seconds: float = math.inf,
     progress: Callable[[str], None] = lambda line: None,
-) -> dict[str, list[Turn]]:
-    """Give every participant one turn per round, between two plain turns.
+) -> dict[str, list[TurnTimes]]:
+    """Run every variant for one turn per round, between two plain turns.
 
     Args:
-        turns: name -> function that takes one turn.
-        baselines: name of a participant -> name of the plain one that it is compared with.
+        turns: name -> function that runs one turn and returns its times.
+        baselines: name of a variant -> name of the plain one that it is compared with.
         rounds: largest number of rounds; None for as many as fit in `seconds`.
         seconds: stop after the round in which this time has passed, but not before `LEAST_ROUNDS` rounds.
         progress: called with a line of text after the first round and about every tenth of the time.
@@ -218,12 +220,12 @@ def take_turns(
         raise ValueError("expected a limit: a number of rounds, or seconds")
     most = math.inf if rounds is None else rounds
     limit = "" if rounds is None else f" of {'at most ' if seconds < math.inf else ''}{rounds}"
-    taken: dict[str, list[Turn]] = {name: [] for name in turns}
+    times: dict[str, list[TurnTimes]] = {name: [] for name in turns}
     done, position, passed, reported, started = 0, 0, 0.0, -1, time.perf_counter()
-    with undisturbed():
+    with paused_garbage_collection():
         while done < most and (passed < seconds or done < LEAST_ROUNDS):
             for name in order_of_round(baselines, done):
-                taken[name].append(replace(turns[name](), at=position))
+                times[name].append(replace(turns[name](), at=position))
                 position += 1
             done, passed = done + 1, time.perf_counter() - started
             left = max(0.0, seconds - passed, (LEAST_ROUNDS - done) * passed / done)
@@ -233,4 +235,4 @@ def take_turns(
             if tenths > reported:
                 progress(f"round {done}{limit}, about {left:.0f} s left")
                 reported = tenths
-    return taken
+    return times

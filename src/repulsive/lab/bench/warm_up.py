@@ -1,4 +1,4 @@
-"""Build the participants of a measurement, warm them up, and measure the memory of each."""
+"""Build the variants of a measurement, warm them up, and measure the memory of each."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 from repulsive.errors import RepulsiveError
 from repulsive.lab.bench.machine import allocated_bytes
-from repulsive.lab.bench.participants import Participant, SharedModel
 from repulsive.lab.bench.rules import MAX_NORM, Case
+from repulsive.lab.bench.training_variants import SharedModel, TrainingVariant
 from repulsive.lab.bench.turns import PLAIN
 
 AGAIN = "plain again"
@@ -19,16 +19,16 @@ CLIPPED = "plain, clipped"
 
 
 @dataclass
-class Team:
-    """Participants that are warmed up, by name.
+class WarmVariants:
+    """Training variants that are warmed up, by name.
 
     Args:
-        participants: the participants.
-        baselines: name of a participant -> name of the plain one that it is compared with.
+        variants: the variants.
+        baselines: name of a variant -> name of the plain one that it is compared with.
         peaks: peak GPU memory in bytes of a training; None on a CPU. The memory of other rules is excluded.
     """
 
-    participants: dict[str, Participant] = field(default_factory=dict)
+    variants: dict[str, TrainingVariant] = field(default_factory=dict)
     baselines: dict[str, str] = field(default_factory=dict)
     peaks: dict[str, int | None] = field(default_factory=dict)
 
@@ -41,16 +41,16 @@ def warm_up(
     before: int,
     progress: Callable[[str], None],
     left_out: dict[str, str] | None = None,
-) -> Team:
-    """Take turns that are not counted, which compile, launch and lay out the update.
+) -> WarmVariants:
+    """Build all variants, and run turns that are not counted, which compile, launch and lay out the update.
 
     Args:
         shared: the model and its optimizer.
         cases: the rules.
         steps: ordinary steps of a turn.
-        turns: number of turns of each participant.
+        turns: number of turns of each variant.
         before: bytes of GPU memory that were in use before the model was built.
-        progress: called with a line of text for every participant.
+        progress: called with a line of text for every variant.
         left_out: rules that do not work with the model are added to it, with the reason; None raises their errors.
 
     Raises:
@@ -59,15 +59,15 @@ def warm_up(
     plain: dict[str, float | None] = {PLAIN: None, AGAIN: None}
     if any(case.max_norm is not None for case in cases.values()):
         plain[CLIPPED] = MAX_NORM
-    team = Team()
+    warm = WarmVariants()
     trained = 0  # bytes in use between plain steps
     for name in (*plain, *cases):
         case, started, in_use = cases.get(name), time.perf_counter(), allocated_bytes(shared.device.type)
         try:
-            participant = Participant(shared, case, steps=steps, max_norm=plain.get(name))
+            variant = TrainingVariant(shared, case, steps=steps, max_norm=plain.get(name))
             for _ in range(turns - 1):
-                participant.turn()
-            peak = _peak_of_turn(participant)
+                variant.run_turn()
+            peak = _peak_of_turn(variant)
         except RepulsiveError as error:
             if left_out is None:
                 raise
@@ -77,20 +77,20 @@ def warm_up(
         if name == PLAIN:
             trained = in_use = allocated_bytes(shared.device.type)
         others = in_use - trained  # memory of earlier rules
-        team.participants[name] = participant
-        team.peaks[name] = None if peak is None else peak - before - others
+        warm.variants[name] = variant
+        warm.peaks[name] = None if peak is None else peak - before - others
         if name not in (PLAIN, CLIPPED):
-            team.baselines[name] = PLAIN if case is None or case.max_norm is None else CLIPPED
+            warm.baselines[name] = PLAIN if case is None or case.max_norm is None else CLIPPED
         progress(f"{name}: warmed up in {time.perf_counter() - started:.1f} s")
-    return team
+    return warm
 
 
-def _peak_of_turn(participant: Participant) -> int | None:
-    """Take a turn, and return the peak of GPU memory in use in bytes; None on a CPU."""
-    if not participant.shared.on_gpu:
-        participant.turn()
+def _peak_of_turn(variant: TrainingVariant) -> int | None:
+    """Run a turn, and return the peak of GPU memory in use in bytes; None on a CPU."""
+    if not variant.shared.on_gpu:
+        variant.run_turn()
         return None
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    participant.turn()
+    variant.run_turn()
     return torch.cuda.max_memory_allocated()

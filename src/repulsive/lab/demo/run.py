@@ -1,6 +1,6 @@
 """Run the demo: train all runs, compare them, and write the page.
 
-    findings = run_demo(Path("demo"), Settings(), range(5), say=print)
+    findings = run_demo(Path("demo"), Settings(), range(5), print_text=print)
 
 text.txt        the text
 runs/           all runs, see `runs`
@@ -38,7 +38,7 @@ def run_demo(
     out: Path,
     settings: Settings,
     seeds: Sequence[int],
-    say: Callable[[str], None],
+    print_text: Callable[[str], None],
     processes: int = 0,
     text: str | None = None,
     *,
@@ -50,7 +50,7 @@ def run_demo(
         out: output folder.
         settings: sizes of the model and of the training.
         seeds: random seeds; each has a run of every kind.
-        say: prints text.
+        print_text: prints text.
         processes: parallel runs; 0: one per core.
         text: the text to learn, one paragraph per line; None: Python's documentation.
         live: at a terminal, show a table on stdout that changes while the runs train.
@@ -71,8 +71,8 @@ def run_demo(
     text = documentation() if text is None else text
     examples = sentences(text, SENTENCES)
     jobs = jobs_of(settings, seeds, out, text)
-    say(INTRODUCTION)
-    view = LiveTable(settings, seeds) if live and sys.stdout.isatty() else Lines(len(jobs), say)
+    print_text(INTRODUCTION)
+    view = LiveTable(settings, seeds) if live and sys.stdout.isatty() else Lines(len(jobs), print_text)
     with view:
         findings = Findings(train_all(jobs, view, processes))
     chosen = choose(findings, examples)
@@ -83,8 +83,8 @@ def run_demo(
     ]
     page = write_page(out / PAGE, findings, chosen, read(findings, chosen), facts)
     write_json(out / SUMMARY, summary(findings, chosen))
-    say(f"\n{findings.as_text()}\n\npage: {page} ({time.monotonic() - started:.0f} s)")
-    say(f"your turn: {repel_line(settings.rule)}, or repulsive inspect\n{findings.last_line()}")
+    print_text(f"\n{findings.as_text()}\n\npage: {page} ({time.monotonic() - started:.0f} s)")
+    print_text(f"your turn: {repel_line(settings.rule)}, or repulsive inspect\n{findings.last_line()}")
     return findings
 
 

@@ -134,7 +134,7 @@ def train_all(jobs: Sequence[Job], view: View, processes: int = 0) -> list[Resul
     waiting = [job for job in jobs if job not in results]
     running: list[Job] = []
     processes = processes or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    with listening() as request, WorkerPool(work) as workers:
+    with listening() as request, WorkerPool(train_job) as workers:
         while waiting or running:
             if request.number is not None:
                 break  # leaving the block ends the workers
@@ -213,7 +213,7 @@ def _lines(path: Path) -> Iterator[Measurement]:
             return
 
 
-def work(job: Job, log: TextIO) -> None:
+def train_job(job: Job, log: TextIO) -> None:
     """Train one run in a worker process, and write its files."""
     torch.set_num_threads(1)
     text = (job.out / TEXT).read_text(encoding="utf-8")

@@ -51,7 +51,7 @@ class Settings:
     @property
     def model(self) -> DecoderConfig:
         """Configuration of the language model."""
-        return DecoderConfig(VOCABULARY, self.layers, self.width, self.heads, length=self.length)
+        return DecoderConfig(VOCABULARY, self.length, layers=self.layers, width=self.width, heads=self.heads)
 
     def rate(self, step: int) -> float:
         """Compute the learning rate of a step relative to the largest: linear warm-up, then cosine decay."""

@@ -25,13 +25,13 @@ class Lines:
 
     Args:
         total: number of runs.
-        say: prints a line.
+        print_line: prints a line.
     """
 
-    def __init__(self, total: int, say: Callable[[str], None]) -> None:
+    def __init__(self, total: int, print_line: Callable[[str], None]) -> None:
         self._total = total
         self._done = 0
-        self._say = say
+        self._print_line = print_line
 
     def __enter__(self) -> Lines:
         return self
@@ -44,7 +44,7 @@ class Lines:
 
     def ended(self, job: Job, result: Result) -> None:
         self._done += 1
-        self._say(
+        self._print_line(
             f"{self._done:>2} of {self._total}  seed {job.seed}  {job.arm:11}  held-out loss {result.held_out:.3f}  "
             f"cosine {result.mean:.2f}, largest {result.largest:.2f}"
         )

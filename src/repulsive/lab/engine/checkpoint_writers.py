@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from repulsive.errors import CheckpointError
+from repulsive.errors import CheckpointError, short_message
 from repulsive.lab.engine import sharded_checkpoint
 from repulsive.lab.engine.checkpoint import Checkpoints
 from repulsive.lab.engine.nested_state import pack
@@ -142,4 +142,4 @@ def _reason(error: BaseException) -> str:
         error = next(iter(failures.values()))[0]
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+    return short_message(error)

@@ -15,7 +15,7 @@ from repulsive.lab.engine.loss_meter import Meter
 from repulsive.lab.engine.processes import Processes
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.task import Task
-from repulsive.repulsion.logits.update import NoTokensWarning
+from repulsive.repulsion.logits.repulsion import NoTokensWarning
 from repulsive.repulsion.model_collapse import CollapseDetector
 
 
@@ -60,7 +60,7 @@ class DivergenceGuard:
             if message and self._processes.main:
                 warnings.warn(message, stacklevel=3)
         elif message := next(filter(None, self._processes.gather(message)), None):  # all ranks stop, or some would hang
-            self._give_up(message)
+            self._stop(message)
 
     def read_log(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Continue to watch for a collapse after the logged steps of a resumed training."""
@@ -70,15 +70,15 @@ class DivergenceGuard:
         per_epoch = len(self._task.order(0))
         batch = self._task.order((step - 1) // per_epoch)[(step - 1) % per_epoch]
         items = list_first(batch.indices.tolist(), 8)
-        self._give_up(
+        self._stop(
             f"step {step}: {problem}; items {items} of the training set were in the batch. "
             "Nothing of that step is saved. Lower optimizer.lr, set optimizer.clip, or lower method.alpha or "
             f"method.stepsize, and train with another --out ({self._folder.path} keeps its last good checkpoint)"
         )
 
-    def _give_up(self, reason: str) -> NoReturn:
+    def _stop(self, reason: str) -> NoReturn:
         if self._processes.main:
-            self._folder.give_up(reason)
+            self._folder.record_divergence(reason)
         raise DivergedError(reason)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from repulsive.errors import CheckpointError, RepulsiveError
+from repulsive.errors import CheckpointError, RepulsiveError, short_message
 from repulsive.lab.engine import methods
 from repulsive.lab.engine.batch_gradients import BatchGradients
 from repulsive.lab.engine.checkpoint import check_moments, check_weights
@@ -145,7 +145,7 @@ class Loop:
                     self._log()
                 if self._should_validate(last):
                     self._validate()
-                if self.average.due(self.step):
+                if self.average.is_due(self.step):
                     self.average.add(self.bare.state_dict())
                 if last:
                     self.epoch, self.position = self.epoch + 1, 0
@@ -291,7 +291,7 @@ class Loop:
             except RepulsiveError:
                 raise
             except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError) as error:
-                why = " ".join(f"{type(error).__name__}: {error}".split())[:160]
+                why = short_message(error)
                 raise CheckpointError(
                     f"{self.folder.path}: its checkpoint is of another training ({why}); remove checkpoints/ to start "
                     "again"

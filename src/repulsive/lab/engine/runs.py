@@ -170,7 +170,7 @@ class RunFolder(RunReader):
         """Replace the result by a result with more scores, which were computed after training."""
         write_json(self.path / RESULT, result_checksums.with_new_checksum(result))
 
-    def give_up(self, why: str) -> None:
+    def record_divergence(self, why: str) -> None:
         """Record that the training diverged."""
         write_text(self.path / DIVERGED, why + "\n")
 

@@ -151,6 +151,20 @@ class Task(ABC):
         raise ConfigError("--foreign compares how confident classifiers are; these runs are of another task")
 
 
+class DeviceTask(Task):
+    """A task whose data splits all fit on the device, so that a batch copies only its indices there.
+
+    Subclasses set `parts` in their constructor.
+    """
+
+    parts: dict[str, Any]  # name of a split -> its data, which have a method `to`
+    _device = torch.device("cpu")
+
+    def to(self, device: torch.device) -> None:
+        self._device = device
+        self.parts = {name: part.to(device) for name, part in self.parts.items()}
+
+
 def as_task(task: Any) -> Task:
     """Return an object that has all members of `Task`.
 
@@ -166,38 +180,16 @@ def as_task(task: Any) -> Task:
     missing = [name for name in (*_ATTRIBUTES, *sorted(Task.__abstractmethods__)) if not hasattr(task, name)]
     if missing:
         raise ConfigError(f"task {type(task).__name__}: missing {', '.join(missing)}; see Task in lab/engine/task.py")
-    return _Adapter(task)
+    return _Adapter(task)  # type: ignore[abstract]
 
 
 class _Adapter(Task):
     """Wrapper that adds the defaults of `Task` to an object whose class does not inherit from `Task`."""
 
     def __init__(self, task: Any) -> None:
-        self._task = task
-        optional = [name for name in vars(Task) if not name.startswith("_") and name not in Task.__abstractmethods__]
-        for name in (*_ATTRIBUTES, *optional):
+        for name in (*_ATTRIBUTES, *(name for name in vars(Task) if not name.startswith("_"))):
             if hasattr(task, name):
                 setattr(self, name, getattr(task, name))
 
-    def model(self) -> nn.Module:
-        made: nn.Module = self._task.model()
-        return made
 
-    def to(self, device: torch.device) -> None:
-        self._task.to(device)
-
-    def order(self, epoch: int) -> Sequence[Any]:
-        batches: Sequence[Any] = self._task.order(epoch)
-        return batches
-
-    def fetch(self, batch: Any) -> Inputs:
-        inputs: Inputs = self._task.fetch(batch)
-        return inputs
-
-    def loss(self, model: Forward, inputs: Inputs, length: int) -> Tensor:
-        loss: Tensor = self._task.loss(model, inputs, length)
-        return loss
-
-    def evaluate(self, model: nn.Module, part: str) -> Evaluation:
-        evaluation: Evaluation = self._task.evaluate(model, part)
-        return evaluation
+_Adapter.__abstractmethods__ = frozenset()  # every instance has these methods as attributes

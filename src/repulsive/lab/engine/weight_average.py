@@ -30,7 +30,7 @@ class Average:
         self.count = 0
         self._sum: dict[str, Tensor] = {}
 
-    def due(self, step: int) -> bool:
+    def is_due(self, step: int) -> bool:
         """Whether the weights after this step are averaged: the last step, and those before it at equal distances."""
         left = self._total - step
         return left % self._every == 0 and left // self._every < self._most

@@ -87,7 +87,7 @@ class WorkerPool:
             try:
                 outcome = worker.pipe.recv()
             except (EOFError, OSError):
-                outcome = self._cause_of_death(worker)
+                outcome = self._exit_reason(worker)
             if outcome == DONE:
                 worker.job = None
             else:
@@ -126,7 +126,7 @@ class WorkerPool:
         self._workers.remove(worker)
         worker.pipe.close()  # an idle worker ends when its pipe closes
 
-    def _cause_of_death(self, worker: _Worker) -> str:
+    def _exit_reason(self, worker: _Worker) -> str:
         worker.process.join()
         code = worker.process.exitcode
         if code in (-signal.SIGTERM, -(REQUEUE_SIGNAL or signal.SIGTERM)):  # arrived before the training loop ran

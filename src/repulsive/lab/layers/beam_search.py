@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from repulsive.lab.layers.cache import Cache
@@ -80,13 +81,28 @@ class Hypothesis:
     log_probability: float
 
 
-def check_search(search: Any) -> None:
-    """Check that search settings have `beam`, `longest` and `at_once` of at least 1, and a finite `lenpen` >= 0."""
-    for name in ("beam", "longest", "at_once"):
-        if getattr(search, name) < 1:
-            raise ValueError(f"{name}={getattr(search, name)} must be at least 1")
-    if not 0 <= search.lenpen < math.inf:
-        raise ValueError(f"lenpen={search.lenpen} must not be negative, and a finite number")
+@dataclass(frozen=True)
+class SearchSettings:
+    """Settings of a beam search over many sentences.
+
+    Args:
+        beam: number of open hypotheses; 1 is greedy search.
+        lenpen: alpha of log-probability / length^alpha.
+        longest: maximum number of tokens in a hypothesis, end mark included.
+        at_once: size of a batch.
+    """
+
+    beam: int
+    lenpen: float = 1.0
+    longest: int = 200
+    at_once: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("beam", "longest", "at_once"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.lenpen < math.inf:
+            raise ValueError(f"lenpen={self.lenpen} must not be negative, and a finite number")
 
 
 def limits(source: Tensor, padding: int, longest: int) -> Tensor:
@@ -146,7 +162,7 @@ def beam_search(
     # In shapes, A is the number of unfinished sentences, which is B at first.
     limit = limits(source, model.config.padding, longest)  # [A]
     soonest, latest = (int(x) for x in limit.aminmax())
-    trail = Trail(count, beam, latest)
+    backpointers = Backpointers(count, beam, latest)
     rows = torch.arange(count, device=device)  # [A]
     last = torch.full((count, beam), ends.bos, device=device)  # [A, K]: last token of each hypothesis
     best = torch.full((count, beam), NEVER, dtype=torch.float64, device=device)  # [A, K]: finished scores
@@ -161,13 +177,8 @@ def beam_search(
             model.step(last, cache), forbidden, ends, limit <= length if length >= soonest else None
         )  # [A, K, V]
         never, open_, size = never.to(words.dtype), open_.to(words.dtype), words.shape[-1]
-        totals = words.add_(open_.unsqueeze(2)).flatten(1)  # [A, K V]
-        values, places = totals.topk(min(2 * beam, totals.shape[1]))  # [A, 2 K]: place = origin V + token
-        ended = places % size == ends.eos
-        done = torch.where(ended, values, never)[:, :beam]
-        open_, chosen = torch.where(ended, never, values).topk(beam)  # [A, K]
-        kept = places.gather(1, chosen)
-        trail.add(done, places[:, :beam], kept)
+        done, places, open_, kept = extend_beam(words.add_(open_.unsqueeze(2)), beam, ends.eos)  # [A, K]
+        backpointers.add(done, places, kept)
         best = torch.cat([best, done.double() / length**alpha], dim=1).topk(beam).values
         worst = best[:, -1]  # [A]: minus infinity until K are finished
         unfinished = worst < open_[:, 0] / limit**alpha if exact else worst == NEVER
@@ -177,11 +188,34 @@ def beam_search(
         if left > (1 - FINISHED_SHARE) * len(rows):
             cache.keep(origin)
             continue
-        trail.write(rows)
+        backpointers.write(rows)
         (stay,) = unfinished.nonzero(as_tuple=True)  # empty at the end
         cache.keep(origin, stay)
         rows, limit, last, best, open_ = rows[stay], limit[stay], last[stay], best[stay], open_[stay]
-    return trail.hypotheses(nbest, alpha, model.config.vocabulary)
+    return backpointers.hypotheses(nbest, alpha, model.config.vocabulary)
+
+
+def extend_beam(totals: Tensor, beam: int, eos: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Select among all continuations of open hypotheses, as described in `beam_search`.
+
+    Args:
+        totals: log-probabilities of the continuations, [A, open hypotheses, V].
+        beam: number of hypotheses to keep, K.
+        eos: the last token.
+
+    Returns:
+        Finished log-probabilities (minus infinity for a continuation that does not end) and their places, then those of
+        the hypotheses that stay open; [A, K] each. A place is V times the index of the extended hypothesis, plus the
+        token.
+    """
+    size, totals = totals.shape[-1], totals.flatten(1)
+    values, places = totals.topk(min(2 * beam, totals.shape[1]))  # [A, 2 K]
+    if (missing := 2 * beam - values.shape[1]) > 0:  # a small vocabulary has fewer continuations
+        values, places = (F.pad(x, (0, missing), value=empty) for x, empty in ((values, NEVER), (places, 0)))
+    ended = places % size == eos
+    done = torch.where(ended, values, NEVER)[:, :beam]
+    open_, chosen = torch.where(ended, NEVER, values).topk(beam)
+    return done, places[:, :beam], open_, places.gather(1, chosen)
 
 
 def _forbidden(model: Decoder, ends: Ends, device: torch.device) -> Tensor:
@@ -201,7 +235,7 @@ def _log_probabilities(logits: Tensor, forbidden: Tensor, ends: Ends, last: Tens
     return words
 
 
-class Trail:
+class Backpointers:
     """History of a search, from which finished hypotheses are traced back.
 
     Args:

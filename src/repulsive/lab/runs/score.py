@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from repulsive.errors import ConfigError, RepulsiveError, RunError
+from repulsive.errors import ConfigError, RepulsiveError, RunError, short_message
 from repulsive.lab.engine.assets import DATA, EXAMPLES
 from repulsive.lab.engine.processes import chosen_device
 from repulsive.lab.engine.run_reader import ASSETS
@@ -112,7 +112,7 @@ def open_trained(run: RunFolder) -> Task:
     except RepulsiveError:
         raise
     except Exception as error:  # checksums are right, but the content is not that of a training
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        reason = short_message(error)
         raise RunError(f"{run.path / ASSETS}: cannot be read ({reason}); {run.remedy}") from None
 
 

@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """A training batch of sentences.
+    """A training batch of sentences or other items.
 
     Args:
-        indices: indices of the sentences, int64 [B].
+        indices: indices of the items, int64 [B].
         length: padded length.
     """
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from repulsive.errors import DataError, RepulsiveError
+from repulsive.errors import DataError, RepulsiveError, short_message
 from repulsive.lab.text.claims import claimed, clean, recover
 from repulsive.safety.files import write_synced
 from repulsive.safety.folders import replacing
@@ -127,6 +127,19 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     return dict(manifest)
 
 
+def open_manifest(folder: Path, task: str) -> dict[str, Any]:
+    """Read the manifest of a folder, and check that it is of this task and that its files are intact.
+
+    Raises:
+        DataError: there is no such folder, it is another dataset, or a file in it is missing or damaged.
+    """
+    manifest = read_manifest(folder)
+    if manifest.get("task") != task:
+        raise DataError(f"{folder}: is dataset {manifest.get('task')!r}, not {task!r}; prepare it as that")
+    check_digests(folder, manifest)
+    return manifest
+
+
 def member(folder: Path, name: str) -> Path:
     """Return the path of a file that a manifest names. It must lie in the folder: manifests are not trusted.
 
@@ -155,7 +168,7 @@ def content_errors(folder: Path) -> Iterator[None]:
     except (RepulsiveError, MemoryError):
         raise
     except Exception as error:  # each file format has errors of its own, and safetensors raises plain exceptions
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        why = short_message(error)
         raise DataError(f"{folder}: was not made by `repulsive prepare`, or is damaged ({why}); {_AGAIN}") from None
 
 

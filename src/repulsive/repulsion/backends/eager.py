@@ -186,30 +186,31 @@ class EagerUpdate:
 
     def _run_directly(self, rule: Rule, inputs: StepInputs) -> list[Measured]:
         """Run a rule without a matrix form on whole particles, one group at a time."""
-        step, scale = inputs.step, inputs.scale
-        measured: list[Measured] = []
-        for index in range(len(self.groups)):
-            members = [piece for piece in self.pieces if piece.group == index]
-            weights = dict.fromkeys(weight for piece in members for weight in piece.weights)
-            with torch.no_grad(), load_local(weights, whole=True):
-                theta = torch.cat([piece.theta() for piece in members], dim=-1)  # [M, D]
-                grad = torch.cat([piece.grad() for piece in members], dim=-1)
-                dtype = compute_dtype(theta)
-                theta, grad = theta.to(dtype), grad.to(dtype) if scale is None else grad.to(dtype) / scale
-                sigmas = self._sigmas(members, rule, inputs.rates, scale) if inputs.draw_noise else {}
-                with full_precision(theta.device):
-                    if inputs.measure:
-                        results, measure = rule.measured_direction(theta.unsqueeze(0), grad.unsqueeze(0), step)
-                        result = results[0]
-                        if measure is not None:
-                            measured.append(Measured.of(step, {self.groups[index].name: 0}, measure))
-                    else:
-                        result = rule.direction(theta, grad, step)
-                    sizes = [piece.dim for piece in members]
-                    for piece, heads in zip(members, result.split(sizes, -1), strict=True):
-                        total = heads + self._noise(piece, heads, sigmas, step) if sigmas else heads
-                        piece.put_grad(total if scale is None else total * scale)
-        return measured
+        measured = [self._run_group(index, rule, inputs) for index in range(len(self.groups))]
+        return [one for one in measured if one is not None]
+
+    @torch.no_grad()
+    def _run_group(self, index: int, rule: Rule, inputs: StepInputs) -> Measured | None:
+        step, scale, measure = inputs.step, inputs.scale, None
+        members = [piece for piece in self.pieces if piece.group == index]
+        weights = dict.fromkeys(weight for piece in members for weight in piece.weights)
+        with load_local(weights, whole=True):
+            theta = torch.cat([piece.theta() for piece in members], dim=-1)  # [M, D]
+            grad = torch.cat([piece.grad() for piece in members], dim=-1)
+            dtype = compute_dtype(theta)
+            theta, grad = theta.to(dtype), grad.to(dtype) if scale is None else grad.to(dtype) / scale
+            sigmas = self._sigmas(members, rule, inputs.rates, scale) if inputs.draw_noise else {}
+            with full_precision(theta.device):
+                if inputs.measure:
+                    results, measure = rule.measured_direction(theta.unsqueeze(0), grad.unsqueeze(0), step)
+                    result = results[0]
+                else:
+                    result = rule.direction(theta, grad, step)
+                sizes = [piece.dim for piece in members]
+                for piece, heads in zip(members, result.split(sizes, -1), strict=True):
+                    total = heads + self._noise(piece, heads, sigmas, step) if sigmas else heads
+                    piece.put_grad(total if scale is None else total * scale)
+        return None if measure is None else Measured.of(step, {self.groups[index].name: 0}, measure)
 
 
 def _needs_whole(rule: Rule | None) -> bool:

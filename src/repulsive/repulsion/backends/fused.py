@@ -29,7 +29,7 @@ from repulsive.repulsion.backends.device_numbers import DeviceNumbers
 from repulsive.repulsion.backends.graph_cache import GraphCache
 from repulsive.repulsion.backends.launch_settings import SOLVE
 from repulsive.repulsion.backends.step_noise import FusedStepNoise
-from repulsive.repulsion.backends.variants import Prepared, Variant, settings_of
+from repulsive.repulsion.backends.variants import Combination, Prepared, Variant, settings_of
 from repulsive.repulsion.measured import FIELDS, stacked
 
 
@@ -145,13 +145,7 @@ class FusedUpdate:
         self._gram(sources=2 if with_gradients else 1, norms_only=False)
         coefficients = self._coefficients(rule, step, scale, with_gradients)
         self._count_step(is_noisy)
-        self._combine(
-            has_force=True,
-            is_noisy=is_noisy,
-            is_scaled=scale is not None,
-            scales_noise=rule.scales_noise,
-            scales_gradients=False,
-        )
+        self._combine(Combination(is_noisy=is_noisy, is_scaled=scale is not None, scales_noise=rule.scales_noise))
         return measure and self._store(coefficients)
 
     def _store(self, coefficients: Coefficients) -> bool:
@@ -190,13 +184,7 @@ class FusedUpdate:
         if variant.reads_particles:
             self._gram(sources=2 if variant.reads_gradients else 1, norms_only=variant.scales_gradients)
         self._solve(variant)
-        self._combine(
-            has_force=variant.has_force,
-            is_noisy=variant.is_noisy,
-            is_scaled=variant.is_scaled,
-            scales_noise=variant.scales_noise,
-            scales_gradients=variant.scales_gradients,
-        )
+        self._combine(variant.combination)
 
     @property
     def _heads(self) -> dict[str, int]:
@@ -286,36 +274,28 @@ class FusedUpdate:
         if is_noisy:
             self.noise.steps.add_(1)
 
-    def _combine(
-        self,
-        *,
-        has_force: bool,
-        is_noisy: bool,
-        is_scaled: bool,
-        scales_noise: bool,
-        scales_gradients: bool,
-    ) -> None:
+    def _combine(self, combination: Combination) -> None:
         """Write the new gradients."""
         from repulsive.repulsion.backends.triton_kernels import column_combine, combine
 
-        launch = "combine with noise" if is_noisy else "combine"
+        launch = "combine with noise" if combination.is_noisy else "combine"
         is_by_column, settings = launch_settings.kernel_settings(launch, self.heads)
         kernel = column_combine.column_combine_kernel if is_by_column else combine.combine_kernel
-        kernel[(len(self.table.parts), self._combine_splits[is_noisy])](
+        kernel[(len(self.table.parts), self._combine_splits[combination.is_noisy])](
             self.table.rows,
             self.table.current.pointers,
             self.drive,
             self.force,
             self.row_sums,
             self.scale,
-            self.noise.scaled_sigmas if scales_noise else self.noise.sigmas.tensor,
+            self.noise.scaled_sigmas if combination.scales_noise else self.noise.sigmas.tensor,
             self.noise.steps,
             self.table.rows if self.shards is None else self.shards,
             SHARDED=self.shards is not None,
-            SCALED=is_scaled,
-            NOISE=is_noisy,
-            FORCE=has_force,
-            SCALAR=scales_gradients,
+            SCALED=combination.is_scaled,
+            NOISE=combination.is_noisy,
+            FORCE=combination.has_force,
+            SCALAR=combination.scales_gradients,
             **settings,
             **self._heads,
             **self._access,

@@ -13,7 +13,7 @@ from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends.fused import FusedUpdate, PartialSums
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.launch_settings import SOLVE
-from repulsive.repulsion.backends.variants import Prepared, Variant
+from repulsive.repulsion.backends.variants import Combination, Prepared, Variant
 from repulsive.repulsion.sharding.shard_layout import MeshDims
 
 UNUSED, NORMS, PRODUCTS = 0, 1, 2  # what is summed of the gradients; as in `triton_kernels.solve`
@@ -113,13 +113,7 @@ class LocalUpdate(FusedUpdate):
             self._unpack()
             coefficients = self._coefficients(rule, step, scale, self._gradient != UNUSED)
             self._count_step(is_noisy)
-            self._combine(
-                has_force=True,
-                is_noisy=is_noisy,
-                is_scaled=scale is not None,
-                scales_noise=False,
-                scales_gradients=False,
-            )
+            self._combine(Combination(is_noisy=is_noisy, is_scaled=scale is not None))
             return measure and self._store(coefficients)
         assert self._launches is not None
         variant = self._launches.variant
@@ -172,13 +166,7 @@ class LocalUpdate(FusedUpdate):
             self._unpack()
         self._solve(variant)
         self._count_step(variant.is_noisy)
-        self._combine(
-            has_force=variant.has_force,
-            is_noisy=variant.is_noisy,
-            is_scaled=variant.is_scaled,
-            scales_noise=False,
-            scales_gradients=variant.scales_gradients,
-        )
+        self._combine(variant.combination._replace(scales_noise=False))
 
     def _products_of_groups(self, source: int) -> Tensor:
         """Return the summed products of a group's weights (source 0) or gradients (1): [groups, M + 1, M + 1]."""

@@ -9,6 +9,24 @@ from repulsive.particles import bandwidths
 from repulsive.particles.rule import RadialForm, Rule, epsilon
 
 
+class Combination(NamedTuple):
+    """What the launch that writes the new gradients is compiled for.
+
+    Args:
+        has_force: add B theta.
+        is_noisy: add noise.
+        is_scaled: gradients contain a loss scale.
+        scales_noise: sigma of the noise depends on the gradients.
+        scales_gradients: the matrix A is a multiple of the identity.
+    """
+
+    has_force: bool = True
+    is_noisy: bool = False
+    is_scaled: bool = False
+    scales_noise: bool = False
+    scales_gradients: bool = False
+
+
 class Variant(NamedTuple):
     """Everything that the launches of an update are compiled for, apart from the table of slices.
 
@@ -40,6 +58,11 @@ class Variant(NamedTuple):
     def scales_gradients(self) -> bool:
         """Whether the matrix A is a multiple of the identity."""
         return self.kernel == "none" or not self.smooths
+
+    @property
+    def combination(self) -> Combination:
+        """What `combine_kernel` is compiled for."""
+        return Combination(self.has_force, self.is_noisy, self.is_scaled, self.scales_noise, self.scales_gradients)
 
 
 class Prepared(NamedTuple):

@@ -63,7 +63,7 @@ class ForceNumbers:
         """Norms of the forces, [L]."""
         return self._first[1]
 
-    def rest(self) -> Tensor:
+    def other_numbers(self) -> Tensor:
         """Return the numbers for a report beside drive and repulsion, [L, 5], in the order of `Measure`."""
         alpha, _, bandwidth, distance, *cosines = self.values
         return torch.stack([bandwidth, distance, alpha, *cosines], dim=1)

@@ -15,7 +15,7 @@ from repulsive.repulsion.measured import Measured
 
 
 @dataclass
-class Held:
+class HeldForce:
     """The force on one layer, added to gradients until it is recomputed.
 
     Args:
@@ -30,7 +30,7 @@ class Held:
 
 
 def measure_forces(
-    step: int, layer_of: Mapping[str, int], held: Mapping[int, Held], drives: Tensor, *, has_ended: bool
+    step: int, layer_of: Mapping[str, int], held: Mapping[int, HeldForce], drives: Tensor, *, has_ended: bool
 ) -> list[Measured]:
     """Measure groups whose layers have a force.
 
@@ -63,9 +63,9 @@ def _measured(step: int, rows: Mapping[str, int], drives: Tensor, numbers: Seque
     drives = rows_of(drives, [layer for one in numbers for layer in one.layers])
     first = torch.stack([drives, norms], dim=1)  # drive and repulsion, [L, 2]
     if is_capturing():
-        rest = torch.cat([one.rest() for one in numbers])
+        rest = torch.cat([one.other_numbers() for one in numbers])
         return Measured(step, rows, first, lambda: rest)
-    return Measured(step, rows, first, lambda: torch.cat([one.rest() for one in numbers]))
+    return Measured(step, rows, first, lambda: torch.cat([one.other_numbers() for one in numbers]))
 
 
 def _without_force(step: int, rows: Mapping[str, int], drives: Tensor) -> Measured:

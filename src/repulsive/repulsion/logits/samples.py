@@ -15,8 +15,9 @@ from repulsive.errors import RuleError
 from repulsive.heads.layout import as_slice, whole_tensor
 from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.repulsion.cuda_graphs import is_capturing
+from repulsive.repulsion.logits.find_projections import tensor_parallel_error
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
-from repulsive.repulsion.logits.projections import CircuitLayer, Projection, tensor_parallel_error
+from repulsive.repulsion.logits.projections import CircuitLayer, Projection
 from repulsive.repulsion.logits.token_positions import Positions, choose
 
 # Warnings by the length of the longest sequence.

@@ -24,8 +24,9 @@ from repulsive.heads.trace.output_projection import trace_output_projections
 from repulsive.particles.gram import compute_dtype, full_precision
 from repulsive.particles.logits import Circuits, function_gram
 from repulsive.particles.svgd import SVGD
+from repulsive.repulsion.logits.find_projections import projection_of, reads_of, refuse_tensor_parallel
 from repulsive.repulsion.logits.force import ForceNumbers, LayerForce, changed, stacked_outputs, to_targets
-from repulsive.repulsion.logits.projections import Projection, Target, projection_of, reads_of, refuse_tensor_parallel
+from repulsive.repulsion.logits.projections import Projection, Target
 from repulsive.repulsion.logits.samples import Sample
 
 

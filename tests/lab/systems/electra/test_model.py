@@ -5,18 +5,18 @@ import torch
 
 from repulsive.heads import find_heads, verify_heads
 from repulsive.lab.systems.electra.model import (
-    ElectraSizes,
+    ElectraConfig,
     keep_narrow,
     make_electra,
     make_masked,
     padded_linear,
-    put,
+    replace_tokens,
     sample,
     states_of,
 )
 
 pytest.importorskip("transformers")
-SIZES = ElectraSizes(vocabulary=30, layers=2, width=16, heads=4, feed_forward=32, embedding=8, dropout=0.0)
+SIZES = ElectraConfig(vocabulary=30, layers=2, width=16, heads=4, feed_forward=32, embedding=8, dropout=0.0)
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def model():
 
 def test_the_official_sizes():
     with torch.device("meta"):
-        made = make_electra(ElectraSizes(30_522))
+        made = make_electra(ElectraConfig(30_522))
     assert sum(p.numel() for p in made.discriminator.parameters()) == 13_549_057
     assert 14e6 < sum(p.numel() for p in made.parameters()) < 14.5e6  # the paper has 14M
     own = made.generator.config
@@ -70,7 +70,7 @@ def test_samples_across_stretches():
 
 def test_put_leaves_the_first_place_alone():
     tokens = torch.arange(10, 18).view(2, 4)
-    found = put(tokens, torch.tensor([[1, 1, 0], [3, 0, 2]]), torch.tensor([[5, 5, 6], [7, 8, 9]]))
+    found = replace_tokens(tokens, torch.tensor([[1, 1, 0], [3, 0, 2]]), torch.tensor([[5, 5, 6], [7, 8, 9]]))
     assert found.tolist() == [[10, 5, 12, 13], [14, 15, 9, 7]]
     assert tokens.tolist() == [[10, 11, 12, 13], [14, 15, 16, 17]]
 
@@ -79,7 +79,7 @@ def batch():
     tokens = torch.randint(5, 30, (3, 8))
     places = torch.tensor([[1, 2], [3, 3], [4, 6]])
     first = torch.tensor([[0, 1], [0, 0], [0, 1]])
-    return tokens, put(tokens, places, torch.full((3, 2), 4)), torch.zeros_like(tokens), places, first
+    return tokens, replace_tokens(tokens, places, torch.full((3, 2), 4)), torch.zeros_like(tokens), places, first
 
 
 def test_what_comes_out(model):

@@ -141,10 +141,10 @@ def test_the_number_of_processes_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("repulsive.lab.systems.electra.prepare._FEW", 0)
     monkeypatch.setattr("repulsive.lab.systems.electra.prepare._CHUNK", 2_000)
     corpus, vocabulary = words.write_corpus(tmp_path, 150), words.write_vocabulary(tmp_path)
-    told = []
+    calls = []
     plans = [plan_pretrain(corpus, tmp_path / str(jobs), vocabulary=vocabulary, length=32, dev=0.1) for jobs in (1, 2)]
-    one, two = (p.make(jobs, lambda *x: told.append(x)) for p, jobs in zip(plans, (1, 2), strict=True))
-    assert one.manifest == two.manifest and told[-1] == ("documents", 150, 0)
+    one, two = (p.make(jobs, lambda *x: calls.append(x)) for p, jobs in zip(plans, (1, 2), strict=True))
+    assert one.manifest == two.manifest and calls[-1] == ("documents", 150, 0)
     other = plan_pretrain(corpus, tmp_path / "seed", vocabulary=vocabulary, length=32, dev=0.1, seed=1).make(1)
     assert other.manifest["files"]["train.npy"] != one.manifest["files"]["train.npy"]
 
@@ -169,8 +169,8 @@ def test_the_verb(tmp_path, capsys):
         (["--vocabulary", str(tmp_path / "none.txt")], "none.txt"),
     ):
         assert run([*command, "--data", str(corpus), *more]) == 2, more
-        said = capsys.readouterr().err
-        assert message in said and said.count("\n") == 1, said
+        output = capsys.readouterr().err
+        assert message in output and output.count("\n") == 1, output
     assert run(["prepare", "pretrain", "--data", str(corpus)]) == 2
     assert "--vocabulary" in capsys.readouterr().err
     assert run(["prepare", "tsv", "--data", str(tmp_path), "--length", "9"]) == 2

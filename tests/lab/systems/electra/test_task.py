@@ -19,12 +19,13 @@ from repulsive.lab.engine.tables import rows
 from repulsive.lab.runs.export import export
 from repulsive.lab.runs.score import load_run, score
 from repulsive.lab.systems.electra.blocks import unpack
-from repulsive.lab.systems.electra.loss import total
+from repulsive.lab.systems.electra.loss import total_loss
 from repulsive.lab.systems.electra.model import open_electra, open_masked
 from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.folders import read_manifest
 from repulsive.metrics.auc import auc
 from tests.lab.engine import tiny
+from tests.lab.systems import running
 from tests.lab.systems.electra import words
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
@@ -113,14 +114,9 @@ def test_processes_together_have_the_loss_of_one(padded, monkeypatch):
 @pytest.mark.parametrize("objective", ["electra", "bert"])
 @pytest.mark.parametrize("packing", ["full", "official"])
 def test_the_loss_never_waits_for_the_device(packing, objective, data, padded):
-    """Tensors of the device "meta" have no values: whoever waits for one fails."""
-    task = make_task(words.recipe(data if packing == "full" else padded, f"objective={objective}"))
-    batch = task.order(0)[0]
-    model = task.model().to("meta")
-    task.to(torch.device("meta"))
-    inputs = {name: x.to("meta") for name, x in task.fetch(batch).items()}
-    task.loss(model, inputs, batch.length).backward()
-    assert all(p.grad is not None for p in model.parameters())
+    running.check_the_loss_never_waits(
+        make_task(words.recipe(data if packing == "full" else padded, f"objective={objective}"))
+    )
 
 
 def test_blocks_from_the_memory_map_are_the_same(data, monkeypatch):
@@ -231,8 +227,8 @@ def test_an_exported_model_says_the_same(trained, tmp_path, capsys):
     assert len({path.stat().st_mode for path in out.rglob("*") if path.is_file()}) == 1  # as the umask gives
     capsys.readouterr()
     assert run(["export", str(trained.folder.path), "--out", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert "exists already" in said and said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert "exists already" in output and output.count("\n") == 1
     assert {path.name for path in tmp_path.iterdir()} == {"exported"}
 
 
@@ -307,7 +303,7 @@ def test_mistakes(data, trained, tmp_path):
     with pytest.raises(ConfigError, match="has 7 pieces"):
         make_task(words.recipe(data, "objective=bert", f'model.start="{tmp_path / "other"}"')).model()
     tiny.make_data(tmp_path / "reviews")
-    with pytest.raises(DataError, match="is dataset 'reviews', not pretrain"):
+    with pytest.raises(DataError, match="is dataset 'reviews', not 'pretrain'"):
         make_task(words.recipe(data, f"data.folder={tmp_path / 'reviews'}"))
     with pytest.raises(RunError, match="is not a run folder"):
         export(tmp_path, tmp_path / "out")
@@ -379,7 +375,7 @@ def test_compiled_masks_and_losses_are_of_the_same_kind(packing, data, padded):
     said = task._predict(model, tokens, types, seen, masked)
     numbers = torch.tensor(70.0), torch.tensor(500.0), 50.0
     given = *said, tokens, masked.answers, masked.counts, seen, *numbers
-    assert task._total(*given).item() == pytest.approx(total(*given).item(), rel=1e-5)
+    assert task._total_loss(*given).item() == pytest.approx(total_loss(*given).item(), rel=1e-5)
 
 
 @pytest.mark.slow

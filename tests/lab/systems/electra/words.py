@@ -2,7 +2,6 @@
 
 from repulsive.lab.systems.electra.prepare import plan_pretrain
 from repulsive.lab.systems.electra.toy import WORDS, write_corpus, write_vocabulary  # noqa: F401  tests take WORDS from here
-from repulsive.lab.systems.registry import open_recipe
 from tests.lab.systems import running
 
 RECIPE = """
@@ -24,6 +23,9 @@ warmup = 100
 clip = 1.0
 """
 
+_TOY = running.ToyRecipe("words.toml")
+toml, recipe, loop, train = _TOY.path, _TOY.open, _TOY.loop, _TOY.train
+
 
 def make_data(folder, documents=200, **settings):
     folder.mkdir(parents=True, exist_ok=True)
@@ -32,19 +34,3 @@ def make_data(folder, documents=200, **settings):
     plan_pretrain(corpus, folder / "prepared", vocabulary=vocabulary, **settings).make(jobs=1)
     toml(folder).write_text(RECIPE.format(data=folder / "prepared"))
     return folder
-
-
-def toml(folder):
-    return folder / "words.toml"
-
-
-def recipe(folder, *more):
-    return open_recipe(toml(folder), more)
-
-
-def loop(data, folder, *more, watcher=None):
-    return running.loop(recipe(data, *more), folder, watcher)
-
-
-def train(data, folder, *more, watcher=None):
-    return running.train(recipe(data, *more), folder, watcher)

@@ -242,13 +242,13 @@ def test_the_verb(tmp_path, monkeypatch, capsys):
     vocabulary = glue_files.write_vocabulary(tmp_path)
     monkeypatch.setenv("REPULSIVE_DATA", str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
-    asked = ["prepare", "glue", "--task", "cola", "--vocabulary", str(vocabulary)]
-    assert run(asked) == 0
-    told = capsys.readouterr().out
-    assert "glue -> prepared/glue/cola" in told and "unlabelled         0      0      0        9" in told
-    assert run(asked) == 0 and "is prepared already" in capsys.readouterr().out
+    command = ["prepare", "glue", "--task", "cola", "--vocabulary", str(vocabulary)]
+    assert run(command) == 0
+    output = capsys.readouterr().out
+    assert "glue -> prepared/glue/cola" in output and "unlabelled         0      0      0        9" in output
+    assert run(command) == 0 and "is prepared already" in capsys.readouterr().out
     vocabulary.write_text(vocabulary.read_text() + "more\n")
-    assert run(asked) == 2 and "another vocab.txt" in capsys.readouterr().err
+    assert run(command) == 2 and "another vocab.txt" in capsys.readouterr().err
 
 
 def test_texts_that_lose_their_stops_are_told_of(tmp_path, capsys):
@@ -256,10 +256,10 @@ def test_texts_that_lose_their_stops_are_told_of(tmp_path, capsys):
     header, *lines = (folder / "dev_matched.tsv").read_text().splitlines()
     write(folder / "dev_matched.tsv", header, *(line.replace("\tnone\t", ".\tnone\t") for line in lines))
     vocabulary = glue_files.write_vocabulary(tmp_path)
-    asked = ["prepare", "glue", "--task", "mnli", "--data", str(tmp_path / "raw"), "--vocabulary", str(vocabulary)]
+    command = ["prepare", "glue", "--task", "mnli", "--data", str(tmp_path / "raw"), "--vocabulary", str(vocabulary)]
     for more, stops in (([], 0), (["--stops", "keep"], 24)):
         out = tmp_path / f"out{stops}"
-        assert run([*asked, *more, "--out", str(out)]) == 0
+        assert run([*command, *more, "--out", str(out)]) == 0
         assert ("without their full stops, as those of train" in capsys.readouterr().out) == (stops == 0)
         stop = glue_files.PIECES.index(".")
         assert int((Prepared.load(out).parts["test"].sentences[1].values == stop).sum()) == stops
@@ -285,6 +285,6 @@ def test_mistakes_are_one_line(more, message, tmp_path, monkeypatch, capsys):
     glue_files.write_vocabulary(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert run(["prepare", "glue", "--data", "raw", *more]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and message in said.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1 and message in output.err
     assert not (tmp_path / "prepared").exists()

@@ -488,8 +488,8 @@ def test_tasks_and_seeds_in_one_command(data, tmp_path, capsys):
         recipes.append(str(own))
     words = ["--seeds", "2", "--markdown", "--device", "cpu", "--out", str(tmp_path / "runs")]
     assert run(["train", *recipes, *shared, *words]) == 0
-    told = capsys.readouterr().out
-    assert "| CoLA | 2 |" in told and "| STS-B | 2 |" in told and "against" not in told
+    output = capsys.readouterr().out
+    assert "| CoLA | 2 |" in output and "| STS-B | 2 |" in output and "against" not in output
     found = system("toy", tmp_path / "runs")
     assert found.seeds == {"cola": 2, "sts": 2} and found.cells["cola"].deviation >= 0
 

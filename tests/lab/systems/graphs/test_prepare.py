@@ -142,27 +142,28 @@ def test_the_verb(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REPULSIVE_DATA", raising=False)
     write_webnlg(tmp_path / "raw")
-    asked = ["prepare", "graphs", "--data", "raw", "--out", "prepared/webnlg", "--tokenizer", "regex"]
-    assert run(asked) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "graphs -> prepared/webnlg" and said[1].split() == ["train", "dev", "test"]
-    assert said[2].split() == ["graphs", "2", "2", "2"] and said[3].split() == ["texts", "3", "3", "3"]
-    assert said[6].split() == ["entities", "mentioned", "85.7%", "85.7%", "85.7%"]
-    assert said[-1] == "webnlg: 7 words, 7 of entities, 1 types, 3 relations and their inverses"
-    assert run(asked) == 0 and "is prepared already" in capsys.readouterr().out
-    assert run([*asked, "--minimum", "1"]) == 2
+    command = ["prepare", "graphs", "--data", "raw", "--out", "prepared/webnlg", "--tokenizer", "regex"]
+    assert run(command) == 0
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == "graphs -> prepared/webnlg" and output[1].split() == ["train", "dev", "test"]
+    assert output[2].split() == ["graphs", "2", "2", "2"] and output[3].split() == ["texts", "3", "3", "3"]
+    assert output[6].split() == ["entities", "mentioned", "85.7%", "85.7%", "85.7%"]
+    assert output[-1] == "webnlg: 7 words, 7 of entities, 1 types, 3 relations and their inverses"
+    assert run(command) == 0 and "is prepared already" in capsys.readouterr().out
+    assert run([*command, "--minimum", "1"]) == 2
     assert "was prepared with minimum 2, not 1. Choose another --out" in capsys.readouterr().err
-    assert run([*asked, "--minimum", "1", "--force"]) == 0
+    assert run([*command, "--minimum", "1", "--force"]) == 0
     capsys.readouterr()
     assert run(["prepare", "graphs"]) == 2 and "give --data, or set REPULSIVE_DATA" in capsys.readouterr().err
-    assert run([*asked, "--ratio", "2"]) == 2 and "has no option '--ratio'" in capsys.readouterr().err
+    assert run([*command, "--ratio", "2"]) == 2 and "has no option '--ratio'" in capsys.readouterr().err
     assert run(["prepare", "graph"]) == 2 and "did you mean 'graphs'?" in capsys.readouterr().err
     bad = write_tsv(tmp_path / "bad")
     (bad / "preprocessed.train.tsv").write_text(lines([[*ROWS[0][:3], "9 0 0", *ROWS[0][4:]], ROWS[1]]))
-    asked = ["prepare", "graphs", "--data", "bad", "--out", "out"]
-    assert run([*asked, "--limit", "0"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "bad lines; line 1: relation 'USED-FOR' has entity 9, but there are 3" in said
-    assert run(asked) == 0
-    said = capsys.readouterr()
-    assert "1 bad lines skipped: line 1" in said.err and said.out.splitlines()[4].split() == ["skipped", "1", "0", "0"]
+    command = ["prepare", "graphs", "--data", "bad", "--out", "out"]
+    assert run([*command, "--limit", "0"]) == 2
+    output = capsys.readouterr().err
+    assert output.count("\n") == 1 and "bad lines; line 1: relation 'USED-FOR' has entity 9, but there are 3" in output
+    assert run(command) == 0
+    output = capsys.readouterr()
+    assert "1 bad lines skipped: line 1" in output.err
+    assert output.out.splitlines()[4].split() == ["skipped", "1", "0", "0"]

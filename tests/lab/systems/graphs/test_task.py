@@ -19,6 +19,7 @@ from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.lab.text.pieces import BOS
 from repulsive.metrics.bleu import bleu_of
 from repulsive.regularizers import cosine
+from tests.lab.systems import running
 from tests.lab.systems.graphs import toy_graphs
 from tests.lab.systems.graphs.graph_files import write_tsv
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
@@ -111,17 +112,9 @@ def test_processes_together_have_the_loss_of_one(data):
 
 @pytest.mark.parametrize("more", [(), ("method.penalty=0.5", "loss.coverage=0.5")])
 def test_the_loss_never_waits_for_the_device(more, data, monkeypatch):
-    """Tensors of the device "meta" have no values: whoever waits for one fails. Autocast does not know the device."""
+    # Autocast does not know the device "meta".
     monkeypatch.setattr(graph_writer, "two_way", lstm._by_modules)
-    task = make_task(toy_graphs.recipe(data, *more))
-    batch = task.order(0)[0]
-    model = task.model().to("meta")
-    task.to(torch.device("meta"))
-    inputs = {name: x.to("meta") for name, x in task.fetch(batch).items()}
-    task.loss(model, inputs, batch.length).backward()
-    assert all(p.grad is not None for p in model.parameters())
-    with pytest.raises(RuntimeError, match="meta"):
-        float(task.loss(model, inputs, batch.length).detach())
+    running.check_the_loss_never_waits(make_task(toy_graphs.recipe(data, *more)))
 
 
 def test_batches_have_few_shapes_and_every_text_once(data):

@@ -2,7 +2,6 @@
 
 from repulsive.lab.systems.graphs.prepare import plan_graphs
 from repulsive.lab.systems.graphs.toy import write_graphs
-from repulsive.lab.systems.registry import open_recipe
 from tests.lab.systems import running
 
 RECIPE = """
@@ -15,6 +14,9 @@ training = {{ epochs = 3, batch = 16, log_every = 5 }}
 search = {{ beam = 2, longest = 40, at_once = 8 }}
 """
 
+_TOY = running.ToyRecipe("toy.toml")
+toml, recipe, train = _TOY.path, _TOY.open, _TOY.train
+
 
 def make_data(folder):
     """Prepared graphs and a recipe."""
@@ -22,15 +24,3 @@ def make_data(folder):
     plan_graphs(raw, folder / "prepared", tokenizer="regex", minimum=1).make()
     toml(folder).write_text(RECIPE.format(data=folder / "prepared"))
     return folder
-
-
-def toml(folder):
-    return folder / "toy.toml"
-
-
-def recipe(folder, *more):
-    return open_recipe(toml(folder), more)
-
-
-def train(data, folder, *more, watcher=None):
-    return running.train(recipe(data, *more), folder, watcher)

@@ -163,7 +163,7 @@ def test_sizes_and_initial_weights():
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"heads": 5}, "does not divide into heads"),
         ({"heads": 8}, "must be even"),
@@ -172,8 +172,8 @@ def test_sizes_and_initial_weights():
         ({"layers": 0}, "at least 1"),
     ],
 )
-def test_sizes_that_cannot_be(wrong, told):
-    with pytest.raises(ValueError, match=told):
+def test_sizes_that_cannot_be(wrong, message):
+    with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMALL, **wrong)
 
 

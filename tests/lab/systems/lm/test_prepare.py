@@ -101,24 +101,24 @@ def test_the_toy_is_the_same_everywhere_and_needs_its_context(tmp_path):
 
 def test_the_verb_says_what_it_made_and_leaves_it_alone(files, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    asked = ["prepare", "lm", "--data", str(files), "--suffix", "en"]
-    assert run(asked) == 0
-    said = capsys.readouterr()
-    assert said.err == "" and said.out.splitlines() == [
+    command = ["prepare", "lm", "--data", str(files), "--suffix", "en"]
+    assert run(command) == 0
+    output = capsys.readouterr()
+    assert output.err == "" and output.out.splitlines() == [
         "lm -> prepared/lm",
         "train             19 bytes             19 tokens",
         "dev               10 bytes             10 tokens",
         "test               6 bytes              6 tokens",
         "bytes, vocabulary of 256",
     ]
-    assert run(asked) == 0 and "is prepared already" in capsys.readouterr().out
+    assert run(command) == 0 and "is prepared already" in capsys.readouterr().out
     (files / "test.en").write_text("other\n")
-    assert run(asked) == 2 and "another test.en" in capsys.readouterr().err
-    assert run([*asked, "--force"]) == 0 and run(["prepare", "lm-toy"]) == 0
+    assert run(command) == 2 and "another test.en" in capsys.readouterr().err
+    assert run([*command, "--force"]) == 0 and run(["prepare", "lm-toy"]) == 0
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--data", "missing.txt"], "missing.txt: no such file or folder"),
         (["--data", "empty.txt"], "empty.txt: no text"),
@@ -139,15 +139,15 @@ def test_the_verb_says_what_it_made_and_leaves_it_alone(files, tmp_path, monkeyp
         ([], "needs texts to train on: give --data"),
     ],
 )
-def test_a_mistake_is_one_line(words, told, files, tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_one_line(words, message, files, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("REPULSIVE_DATA", raising=False)
     (tmp_path / "empty.txt").write_text("")
     (tmp_path / "one.txt").write_text("one document\n")
     (tmp_path / "broken.xz").write_bytes(lzma.compress(b"text\n" * 1000)[:-20])
     assert run(["prepare", "lm", *words, "--out", "out"]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and told in said.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1 and message in output.err
     assert not (tmp_path / "out").exists()
 
 
@@ -165,7 +165,7 @@ def rewrite(folder, change):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (lambda folder, m: np.save(folder / "dev.npy", np.zeros((2, 2), np.uint8)), r"expected uint8 \[N\]"),
         (lambda folder, m: np.save(folder / "dev.npy", np.zeros(4, np.int64)), r"expected uint8 \[N\], got int64"),
@@ -175,11 +175,11 @@ def rewrite(folder, change):
         (lambda folder, m: m.update(task="glue"), "is dataset 'glue', not 'lm'"),
     ],
 )
-def test_a_folder_of_another_content_is_refused(change, told, files, tmp_path):
+def test_a_folder_of_another_content_is_refused(change, message, files, tmp_path):
     folder = tmp_path / "out"
     plan_text(files, folder, suffix="en").make()
     rewrite(folder, lambda manifest: change(folder, manifest))
-    with pytest.raises(DataError, match=told):
+    with pytest.raises(DataError, match=message):
         Text.load(folder)
 
 

@@ -79,13 +79,8 @@ def test_processes_together_have_the_loss_of_one(toy):
 
 
 def test_the_loss_never_waits_for_the_device(toy):
-    """Tensors of the device "meta" have no values: whoever waits for one fails."""
-    task = make_task(recipe(toy, "model.drop_heads=0.1", "model.kv_heads=1", "model.qk_norm=true"))
-    batch, model = task.order(0)[0], task.model().to("meta")
-    task.to(torch.device("meta"))
-    inputs = {name: x.to("meta") for name, x in task.fetch(batch).items()}
-    task.loss(model, inputs, 32).backward()
-    assert all(p.grad is not None for p in model.parameters())
+    changes = "model.drop_heads=0.1", "model.kv_heads=1", "model.qk_norm=true"
+    running.check_the_loss_never_waits(make_task(recipe(toy, *changes)))
 
 
 def test_nats_per_byte_of_uniform_guesses(toy, tmp_path):
@@ -173,11 +168,11 @@ def test_resumed_it_ends_with_the_same_bits(toy, whole, tmp_path):
 
 def test_between_two_forces_it_resumes_with_the_same_bits(toy, tmp_path):
     """From step 100 on a force is used twice; the one in use at step 101 is part of the checkpoint."""
-    asked = recipe(toy, "method.space=logits", "method.smoothing=0", "data.steps=52", "training.log_every=1")
-    running.train(asked, tmp_path / "whole")
+    settings = recipe(toy, "method.space=logits", "method.smoothing=0", "data.steps=52", "training.log_every=1")
+    running.train(settings, tmp_path / "whole")
     with pytest.raises(Stopped, match="step 101 of 104"):
-        running.train(asked, tmp_path / "stopped", tiny.At(101, tiny.signalled(signal.SIGTERM)))
-    running.train(asked, tmp_path / "stopped")
+        running.train(settings, tmp_path / "stopped", tiny.At(101, tiny.signalled(signal.SIGTERM)))
+    running.train(settings, tmp_path / "stopped")
     tiny.assert_same(tmp_path / "stopped", tmp_path / "whole")
 
 
@@ -202,16 +197,16 @@ def test_verbs_read_its_runs(toy, whole, tmp_path, capsys):
     capsys.readouterr()
     for words in (["export", place, "--out", str(tmp_path / "exported")], ["inspect", place]):
         assert run(words) == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and "run" in said
+        output = capsys.readouterr().err
+        assert output.count("\n") == 1 and "run" in output
 
 
 @pytest.mark.parametrize("method", ["ma", "svgd", "svgd-sphere", "logits"])
 def test_the_toy_is_learned(method, toy, tmp_path):
     """Below what guessing by frequency can reach, in 60 steps of a smaller model."""
-    asked = recipe(toy, "data.steps=60", "training.epochs=1", "model.width=32", name=f"lm/toy-{method}")
-    running.train(asked, tmp_path)
-    task = make_task(asked)
+    settings = recipe(toy, "data.steps=60", "training.epochs=1", "model.width=32", name=f"lm/toy-{method}")
+    running.train(settings, tmp_path)
+    task = make_task(settings)
     reached = json.loads((tmp_path / "result.json").read_text())["test"]["nats_per_byte"]
     assert reached < 0.9 * unigram_entropy(task.parts["test"])
 
@@ -234,16 +229,16 @@ def test_methods_differ_in_the_method_alone(dataset):
 
 
 def test_the_default_size_and_schedule():
-    asked = open_recipe("lm/europarl-ma")
-    assert (asked.model.layers, asked.model.heads, asked.model.width, asked.data.length) == (8, 8, 512, 512)
-    assert asked.data.steps * asked.training.epochs == 1800 and asked.training.batch == 64
-    used = asked.optimizer
+    settings = open_recipe("lm/europarl-ma")
+    assert (settings.model.layers, settings.model.heads, settings.model.width, settings.data.length) == (8, 8, 512, 512)
+    assert settings.data.steps * settings.training.epochs == 1800 and settings.training.batch == 64
+    used = settings.optimizer
     assert (used.name, used.lr, used.betas, used.weight_decay, used.clip) == ("adamw", 1e-3, (0.9, 0.95), 0.1, 1.0)
     assert (used.schedule, used.final, used.warmup) == ("cosine", 0.1, 100)
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ("data.length=300000", "take shorter sequences or more text"),
         ("data.length=0", "length and steps must be at least 1"),
@@ -253,6 +248,6 @@ def test_the_default_size_and_schedule():
         ("method.penalty=1", "no regularizer"),
     ],
 )
-def test_a_recipe_that_cannot_be(change, told, toy):
-    with pytest.raises(ConfigError, match=told):
+def test_a_recipe_that_cannot_be(change, message, toy):
+    with pytest.raises(ConfigError, match=message):
         make_task(recipe(toy, change))

@@ -1,7 +1,6 @@
 """A translation that is learned in seconds: numbers from German into English."""
 
 from repulsive.lab.systems.datasets import prepare
-from repulsive.lab.systems.registry import open_recipe
 from tests.lab.systems import running
 from tests.lab.systems.translation.parallel_files import write_pairs
 
@@ -15,6 +14,9 @@ training = {{ epochs = 3, batch = 512, log_every = 5, average = 2 }}
 search = {{ beam = 2, longest = 30 }}
 """
 
+_TOY = running.ToyRecipe("digits.toml")
+toml, recipe, loop, train = _TOY.path, _TOY.open, _TOY.loop, _TOY.train
+
 
 def make_data(folder, size=400, **also):
     """Prepared numbers and a recipe; `also` are further test sets by name, each the raw files of a part."""
@@ -23,19 +25,3 @@ def make_data(folder, size=400, **also):
     prepare("translation", raw, folder / "prepared", jobs=1, most=120, also=further)
     toml(folder).write_text(RECIPE.format(data=folder / "prepared", label="digits"))
     return folder
-
-
-def toml(folder):
-    return folder / "digits.toml"
-
-
-def recipe(folder, *more):
-    return open_recipe(toml(folder), more)
-
-
-def loop(data, folder, *more, watcher=None):
-    return running.loop(recipe(data, *more), folder, watcher)
-
-
-def train(data, folder, *more, watcher=None):
-    return running.train(recipe(data, *more), folder, watcher)

@@ -10,7 +10,7 @@ import torch
 from repulsive.errors import DataError
 from repulsive.lab.systems.translation import batches as token_batches
 from repulsive.lab.systems.translation.batches import TokenBuckets, TokenPacks, bounds
-from repulsive.lab.text.ahead import Ahead
+from repulsive.lab.text.prefetch import Prefetch
 
 DRAW = torch.Generator().manual_seed(0)
 SOURCE = torch.randint(1, 70, (3001,), generator=DRAW)
@@ -121,7 +121,7 @@ def test_packs_refuse():
 
 def test_the_next_epoch_is_made_ahead():
     made = []
-    ahead = Ahead(lambda number: made.append(number) or number * 10)
-    assert [ahead(0), ahead(0), ahead(1), ahead(5)] == [0, 0, 10, 50]
-    ahead(6)
+    prefetch = Prefetch(lambda number: made.append(number) or number * 10)
+    assert [prefetch(0), prefetch(0), prefetch(1), prefetch(5)] == [0, 0, 10, 50]
+    prefetch(6)
     assert made[:5] == [0, 1, 2, 5, 6]

@@ -56,16 +56,16 @@ def test_case_tokens_and_signatures():
 def test_a_difference_is_found_and_none_is_not():
     lines = [f"w{i} w{i + 1} w{i + 2} w{i + 3} w{i + 4} w{i + 5} w{i + 6}" for i in range(60)]
     good, bad, other = (statistics(noisy(rate, seed, lines), lines) for rate, seed in ((0.1, 1), (0.3, 2), (0.1, 3)))
-    told = compare_totals(good, bad, bleu_of)
+    result = compare_totals(good, bad, bleu_of)
     difference = float(bleu_of(good.sum(0)) - bleu_of(bad.sum(0)))
-    assert told.difference == pytest.approx(difference) and told.low < difference < told.high
-    assert told.p_value < 0.01 and told.low > 0
+    assert result.difference == pytest.approx(difference) and result.low < difference < result.high
+    assert result.p_value < 0.01 and result.low > 0
     back = compare_totals(bad, good, bleu_of)
-    assert back.difference == -told.difference and back.p_value < 0.01
+    assert back.difference == -result.difference and back.p_value < 0.01
     even = compare_totals(good, other, bleu_of)
     assert even.p_value > 0.05 and even.low < 0 < even.high
     assert compare_totals(good, good, bleu_of).p_value == 1
-    assert compare_totals(good, bad, bleu_of) == told  # the same seed, the same answer
+    assert compare_totals(good, bad, bleu_of) == result  # the same seed, the same answer
 
 
 def test_seeds_and_items_together():

@@ -287,17 +287,17 @@ def test_without_the_packages_the_error_says_what_to_install(raw, monkeypatch):
 
 def test_the_verb(raw, monkeypatch, capsys):
     monkeypatch.chdir(raw.parent)
-    asked = ["prepare", "translation", "--data", "raw", "--most", "80", "--jobs", "1"]
-    assert run(asked) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "translation -> prepared/translation" and said[2].split() == ["rows", "200", "20", "20"]
-    assert said[-1] == "de to en, from test.de, test.en, train.de, train.en, valid.de, valid.en"
-    assert run(asked) == 0 and "is prepared already" in capsys.readouterr().out
-    further = [*asked, "--also", "talks=raw/test", "--also", "more=raw/valid", "--out", "further"]
+    command = ["prepare", "translation", "--data", "raw", "--most", "80", "--jobs", "1"]
+    assert run(command) == 0
+    output = capsys.readouterr().out.splitlines()
+    assert output[0] == "translation -> prepared/translation" and output[2].split() == ["rows", "200", "20", "20"]
+    assert output[-1] == "de to en, from test.de, test.en, train.de, train.en, valid.de, valid.en"
+    assert run(command) == 0 and "is prepared already" in capsys.readouterr().out
+    further = [*command, "--also", "talks=raw/test", "--also", "more=raw/valid", "--out", "further"]
     assert run(further) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[1].split() == ["train", "dev", "test", "talks", "more"]
-    assert said[2].split() == ["rows", "200", "20", "20", "20", "20"] and "talks/test.de, talks/test.en" in said[-1]
+    output = capsys.readouterr().out.splitlines()
+    assert output[1].split() == ["train", "dev", "test", "talks", "more"]
+    assert output[2].split() == ["rows", "200", "20", "20", "20", "20"] and "talks/test.de, talks/test.en" in output[-1]
     assert run(further) == 0 and "is prepared already" in capsys.readouterr().out
     assert run(further[:-4] + further[-2:]) == 2 and "was prepared with also" in capsys.readouterr().err
     with pytest.raises(DataError, match="is dataset 'reviews', not translation"):

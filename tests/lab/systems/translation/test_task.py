@@ -23,6 +23,7 @@ from repulsive.lab.systems.translation.parallel import TAKEN
 from repulsive.lab.text.pieces import BOS
 from repulsive.regularizers import on_outputs, on_positions, on_subspaces
 from tests.lab.engine import tiny
+from tests.lab.systems import running
 from tests.lab.systems.translation import digits
 from tests.threads import one_thread  # noqa: F401  an autouse fixture
 
@@ -105,17 +106,8 @@ def test_the_penalty_is_that_of_the_tokens_alone(kind, collect, penalty, data):
 
 @pytest.mark.parametrize("penalty", ["outputs", "subspaces", "positions", ""])
 def test_the_loss_never_waits_for_the_device(penalty, data):
-    """Tensors of the device "meta" have no values: whoever waits for one fails."""
     more = ("method.penalty=0.5", f"loss.penalty_on={penalty}") if penalty else ()
-    task = make_task(digits.recipe(data, *more))
-    batch = task.order(0)[0]
-    model = task.model().to("meta")
-    task.to(torch.device("meta"))
-    inputs = {name: x.to("meta") for name, x in task.fetch(batch).items()}
-    task.loss(model, inputs, batch.length).backward()
-    assert all(p.grad is not None for p in model.parameters())
-    with pytest.raises(RuntimeError, match="meta"):
-        float(task.loss(model, inputs, batch.length).detach())
+    running.check_the_loss_never_waits(make_task(digits.recipe(data, *more)))
 
 
 # training
@@ -231,9 +223,9 @@ def test_a_part_that_a_run_does_not_have(further, trained, capsys):
         rows(folders, "again")
     words = ["evaluate", *map(str, folders), "--part", "again", "--device", "cpu"]
     assert run(words) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    assert "part 'again'" in said.err and "choose one of train, dev, test" in said.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1
+    assert "part 'again'" in output.err and "choose one of train, dev, test" in output.err
     # with the data of the other run, which has the same pieces, it can be evaluated
     assert run([*words, "--data", str(further.folder.path.parent / "prepared")]) == 0
     assert re.search(r"^digits +1 .*\+0\.000 \(p 1\.000\)$", capsys.readouterr().out, re.M)

@@ -20,13 +20,11 @@ from torch import Tensor, nn
 from repulsive.lab.layers.lstm import two_way
 
 
-@dataclass(frozen=True)
-class SelfAttentiveConfig:
-    """Sizes and choices of a self-attentive classifier.
+@dataclass(frozen=True, kw_only=True)
+class SelfAttentiveSizes:
+    """Sizes and choices of a self-attentive classifier that do not depend on the data.
 
     Args:
-        vocabulary: number of word types.
-        classes: number of classes.
         embedding: size of a word vector.
         units: LSTM units in each direction, u.
         hidden: hidden units of the attention, d_a.
@@ -35,11 +33,8 @@ class SelfAttentiveConfig:
         mlp: units of the ReLU layer before the classes.
         dropout: dropout probability before and after the ReLU layer.
         gate: output size of the row-wise products of a `PairClassifier`.
-        padding: id of the padding token.
     """
 
-    vocabulary: int
-    classes: int
     embedding: int = 300
     units: int = 300
     hidden: int = 350
@@ -48,12 +43,36 @@ class SelfAttentiveConfig:
     mlp: int = 2000
     dropout: float = 0.5
     gate: int = 600
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "units", "hidden", "heads", "mlp", "gate")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
+
+
+def _check_positive(sizes: SelfAttentiveSizes, *names: str) -> None:
+    for name in names:
+        if getattr(sizes, name) < 1:
+            raise ValueError(f"{name}={getattr(sizes, name)} must be at least 1")
+
+
+@dataclass(frozen=True)
+class SelfAttentiveConfig(SelfAttentiveSizes):
+    """Sizes and choices of a self-attentive classifier.
+
+    Args:
+        vocabulary: number of word types.
+        classes: number of classes.
+        padding: id of the padding token.
+    """
+
+    vocabulary: int
+    classes: int
     padding: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("vocabulary", "classes", "embedding", "units", "hidden", "heads", "mlp", "gate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        super().__post_init__()
+        _check_positive(self, "vocabulary", "classes", "embedding")
         if not 0 <= self.padding < self.vocabulary:
             raise ValueError(f"padding={self.padding} must be a token id below vocabulary={self.vocabulary}")
 

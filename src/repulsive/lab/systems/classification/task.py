@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,11 +16,16 @@ from repulsive.lab.engine import assets as run_assets
 from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.reporting import EXAMPLES, Examples, Measured, ReportOptions
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
+from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
 from repulsive.lab.systems.classification.foreign import open_foreign
 from repulsive.lab.systems.classification.inputs import model_inputs
 from repulsive.lab.systems.classification.measure import measure_classifier, predictions
-from repulsive.lab.systems.classification.model import PairClassifier, SelfAttentiveConfig, SentenceClassifier
+from repulsive.lab.systems.classification.model import (
+    PairClassifier,
+    SelfAttentiveConfig,
+    SelfAttentiveSizes,
+    SentenceClassifier,
+)
 from repulsive.lab.systems.classification.readings import read_examples, spread
 from repulsive.lab.text.batches import Batch, Buckets
 from repulsive.lab.text.prepared import Part, Prepared
@@ -28,41 +33,22 @@ from repulsive.metrics import classification as metrics
 from repulsive.regularizers import frobenius
 
 _EVALUATION_BATCH = 256
-_DEFAULT_EMBEDDING = 300
 
 
-@dataclass(frozen=True)
-class Model:
+@dataclass(frozen=True, kw_only=True)
+class Model(SelfAttentiveSizes):
     """Sizes of the model; the vocabulary and the classes come from the data.
 
     Args:
         embedding: size of a word vector; 0: that of the prepared vectors, or 300 without them.
-        units: LSTM units in each direction.
-        hidden: hidden units of the attention, d_a.
-        heads: attention heads, M.
-        own_hidden: give each head its own hidden layer.
-        mlp: units of the ReLU layer.
-        dropout: dropout probability before and after the ReLU layer.
-        gate: size of the gated encoder for pairs.
     """
 
     embedding: int = 0
-    units: int = 300
-    hidden: int = 350
-    heads: int = 30
-    own_hidden: bool = False
-    mlp: int = 2000
-    dropout: float = 0.5
-    gate: int = 600
 
     def __post_init__(self) -> None:
-        for name in ("units", "hidden", "heads", "mlp", "gate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        super().__post_init__()
         if self.embedding < 0:
             raise ValueError(f"embedding={self.embedding} must not be negative")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +69,7 @@ class Classification(Recipe):
             raise ValueError("training.compile=true: batches of classification have many shapes; leave it out")
 
 
-class ClassificationTask(Task):
+class ClassificationTask(DeviceTask):
     """Classification task: sentences, or sentence pairs, and their classes.
 
     Args:
@@ -106,7 +92,6 @@ class ClassificationTask(Task):
         self.checksums: Mapping[str, str] = self.data.manifest["files"]
         self.parts: dict[str, Part] = dict(self.data.parts)
         self._examples = examples or {}
-        self._device = torch.device("cpu")
         width, vectors = recipe.model.embedding, run_assets.vector_size(self.data)
         if width and vectors and width != vectors:
             raise ConfigError(
@@ -130,25 +115,10 @@ class ClassificationTask(Task):
         return run_assets.sentences_per_item(self.data) == 2
 
     def model(self) -> nn.Module:
-        sizes = self.recipe.model
-        config = SelfAttentiveConfig(
-            vocabulary=len(self.data.vocabulary),
-            classes=len(self.data.classes),
-            embedding=sizes.embedding or run_assets.vector_size(self.data) or _DEFAULT_EMBEDDING,
-            units=sizes.units,
-            hidden=sizes.hidden,
-            heads=sizes.heads,
-            own_hidden=sizes.own_hidden,
-            mlp=sizes.mlp,
-            dropout=sizes.dropout,
-            gate=sizes.gate,
-        )
+        sizes = asdict(self.recipe.model)
+        sizes["embedding"] = sizes["embedding"] or run_assets.vector_size(self.data) or SelfAttentiveSizes.embedding
+        config = SelfAttentiveConfig(len(self.data.vocabulary), len(self.data.classes), **sizes)
         return (PairClassifier if self.is_pairs else SentenceClassifier)(config, self.data.vectors)
-
-    def to(self, device: torch.device) -> None:
-        """Move all sentences to the device, which they fit on, so that a batch copies only its indices there."""
-        self._device = device
-        self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
     def order(self, epoch: int) -> list[Batch]:
         return list(self._buckets.epoch(epoch))

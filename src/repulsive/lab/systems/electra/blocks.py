@@ -19,7 +19,7 @@ from torch import Tensor
 
 from repulsive.errors import DataError
 from repulsive.lab.systems.electra.packing import EXTRA
-from repulsive.lab.text.folders import check_digests, content_errors, read_manifest
+from repulsive.lab.text.folders import content_errors, open_manifest
 from repulsive.lab.text.prepared import PARTS
 from repulsive.lab.text.wordpiece import CLS, PADDING, SEP, UNKNOWN, WordPieces
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
@@ -56,10 +56,7 @@ class Blocks:
             DataError: there is no such folder, it is another dataset, or a file in it is missing or damaged.
         """
         folder = Path(folder)
-        manifest = read_manifest(folder)
-        if manifest.get("task") != TASK:
-            raise DataError(f"{folder}: is dataset {manifest.get('task')!r}, not {TASK}; prepare it as that")
-        check_digests(folder, manifest)
+        manifest = open_manifest(folder, TASK)
         with content_errors(folder):
             length = int(manifest["settings"]["length"])
             pieces = WordPieces.read(folder / VOCABULARY, bool(manifest["settings"]["lowercase"]))

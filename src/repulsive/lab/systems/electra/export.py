@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from repulsive.errors import RunError
-from repulsive.lab.systems.electra.model import GENERATOR, Electra, MaskedModel, quietly
+from repulsive.lab.systems.electra.model import GENERATOR, Electra, MaskedModel, without_progress_bars
 from repulsive.lab.text.wordpiece import CLS, PADDING, SEP, UNKNOWN, WordPieces
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 from repulsive.safety.folders import replacing
@@ -47,7 +47,7 @@ def save_model(model: Any, pieces: WordPieces, out: Path) -> list[Path]:
             if isinstance(model, Electra):
                 places[aside / GENERATOR] = model.generator
             for place, network in places.items():
-                with quietly(), ordinary_permissions(place):
+                with without_progress_bars(), ordinary_permissions(place):
                     network.save_pretrained(place)
                 save_tokenizer(pieces, place, network.config.max_position_embeddings)
     except OSError as error:

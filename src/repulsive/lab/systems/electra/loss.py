@@ -12,7 +12,7 @@ from repulsive.lab.systems.electra.blocks import unpack
 from repulsive.lab.systems.electra.masking import mask
 
 
-def drawn(
+def draw_masks(
     rows: Tensor,
     length: int,
     padded: bool,
@@ -30,7 +30,7 @@ def drawn(
     return tokens, types, seen, (masked.tokens, masked.places, masked.counts, masked.first, masked.answers)
 
 
-def total(
+def total_loss(
     logits: Tensor,
     corrupted: Tensor | None,
     replaced: Tensor | None,

@@ -27,12 +27,11 @@ _STRETCH = 128  # classes per group of the two-stage sampler
 _BELOW_ONE = 1 - 2.0**-20  # factor of uniform numbers, so that rounding never gives 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ElectraSizes:
     """Sizes of a discriminator and its generator. The defaults are ELECTRA-small's.
 
     Args:
-        vocabulary: number of pieces.
         layers: number of layers of both networks.
         width: size of a token's state in the discriminator.
         heads: attention heads in each layer of the discriminator.
@@ -40,10 +39,8 @@ class ElectraSizes:
         embedding: size of the shared embeddings.
         generator: width, heads and hidden units of the generator, as a fraction of the discriminator's.
         dropout: dropout probability on states and on attention weights.
-        padding: id of the padding token.
     """
 
-    vocabulary: int
     layers: int = 12
     width: int = 256
     heads: int = 4
@@ -51,6 +48,18 @@ class ElectraSizes:
     embedding: int = 128
     generator: float = 0.25
     dropout: float = 0.1
+
+
+@dataclass(frozen=True)
+class ElectraConfig(ElectraSizes):
+    """Configuration of a discriminator and its generator.
+
+    Args:
+        vocabulary: number of pieces.
+        padding: id of the padding token.
+    """
+
+    vocabulary: int
     padding: int = 0
 
     def config(self, share: float = 1.0) -> Any:
@@ -138,7 +147,7 @@ class Electra(nn.Module):
         """
         logits = logits_at(self.generator, masked, types, places, seen)  # [B, N, V]
         samples = self.sampler(logits.detach(), draw).gather(1, first)  # [B, N]
-        corrupted = put(tokens, places, samples)
+        corrupted = replace_tokens(tokens, places, samples)
         states = states_of(self.discriminator.electra, corrupted, types, seen)
         return logits, corrupted, self.discriminator.discriminator_predictions(states)
 
@@ -235,7 +244,7 @@ def _reached(weights: Tensor, uniform: Tensor) -> Tensor:
     return (ends <= uniform * ends[..., -1:]).sum(-1, keepdim=True)
 
 
-def put(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
+def replace_tokens(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
     """Copy tokens and replace those at some positions; position 0 keeps its token.
 
     Args:
@@ -247,14 +256,14 @@ def put(tokens: Tensor, places: Tensor, values: Tensor) -> Tensor:
     return torch.cat([tokens[:, :1], changed[:, 1:]], 1)
 
 
-def make_electra(sizes: ElectraSizes) -> Electra:
+def make_electra(sizes: ElectraConfig) -> Electra:
     """Make an ELECTRA with random weights."""
     package = _transformers()
     discriminator = package.ElectraForPreTraining(sizes.config())
     return Electra(package.ElectraForMaskedLM(sizes.config(sizes.generator)), discriminator)
 
 
-def make_masked(sizes: ElectraSizes) -> MaskedModel:
+def make_masked(sizes: ElectraConfig) -> MaskedModel:
     """Make a masked language model of the discriminator's size, with random weights."""
     return MaskedModel(_transformers().ElectraForMaskedLM(sizes.config()))
 
@@ -274,16 +283,15 @@ def open_electra(folder: Path, share: float = 0.25) -> Electra:
     if (folder / GENERATOR).is_dir():
         return Electra(_opened(package.ElectraForMaskedLM, folder / GENERATOR), discriminator)
     known = discriminator.config
-    sizes = ElectraSizes(
+    sizes = ElectraConfig(
         known.vocab_size,
-        known.num_hidden_layers,
-        known.hidden_size,
-        known.num_attention_heads,
-        known.intermediate_size,
-        known.embedding_size,
-        share,
-        known.hidden_dropout_prob,
         known.pad_token_id,
+        layers=known.num_hidden_layers,
+        width=known.hidden_size,
+        heads=known.num_attention_heads,
+        feed_forward=known.intermediate_size,
+        embedding=known.embedding_size,
+        dropout=known.hidden_dropout_prob,
     )
     config = sizes.config(share)
     config.max_position_embeddings = known.max_position_embeddings
@@ -308,7 +316,7 @@ def _opened(kind: Any, folder: Path) -> Any:
     try:
         read_config(folder)  # refuses code to download, and sizes beyond the limit
         local = {"local_files_only": True, "trust_remote_code": False}
-        with quietly(), offline():
+        with without_progress_bars(), offline():
             return kind.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32, **local)
     except ConfigError:
         raise
@@ -318,7 +326,7 @@ def _opened(kind: Any, folder: Path) -> Any:
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Disable the progress bars of transformers within a block."""
     logging = importlib.import_module("transformers.utils.logging")
     before = logging.is_progress_bar_enabled()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -17,10 +17,11 @@ from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.systems.electra.batches import BlockBatch, BlockBatches
 from repulsive.lab.systems.electra.blocks import Blocks, marks_of
-from repulsive.lab.systems.electra.loss import drawn, losses, means_of, total
+from repulsive.lab.systems.electra.loss import draw_masks, losses, means_of, total_loss
 from repulsive.lab.systems.electra.masking import Masked, places_of
 from repulsive.lab.systems.electra.model import (
     Electra,
+    ElectraConfig,
     ElectraSizes,
     MaskedModel,
     keep_narrow,
@@ -68,28 +69,14 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Model:
-    """Sizes of the model; the vocabulary comes from the data. The defaults are ELECTRA-small's.
+class Model(ElectraSizes):
+    """Sizes of the model; the vocabulary comes from the data.
 
     Args:
-        layers: number of layers of generator and discriminator.
-        width: size of a token's state in the discriminator.
-        heads: attention heads in each layer of the discriminator.
-        feed_forward: hidden units of the discriminator's feed-forward blocks.
-        embedding: size of the shared embeddings.
-        generator: width, heads and hidden units of the generator, as a fraction of the discriminator's.
-        dropout: dropout probability on states and on attention weights.
         start: folder with initial weights, written by `save_pretrained` or `repulsive export`; its sizes override
             these.
     """
 
-    layers: int = 12
-    width: int = 256
-    heads: int = 4
-    feed_forward: int = 1024
-    embedding: int = 128
-    generator: float = 0.25
-    dropout: float = 0.1
     start: str = ""
 
     def __post_init__(self) -> None:
@@ -183,8 +170,8 @@ class PretrainingTask(Task):
             checksums |= {f"start/{path.relative_to(start).as_posix()}": digest(path) for path in paths}
         self.checksums = checksums
         compiled = recipe.training.compile  # fuses dozens of small operations
-        self._drawn: Any = torch.compile(drawn, dynamic=False) if compiled else drawn
-        self._total: Any = torch.compile(total, dynamic=False) if compiled else total
+        self._draw_masks: Any = torch.compile(draw_masks, dynamic=False) if compiled else draw_masks
+        self._total_loss: Any = torch.compile(total_loss, dynamic=False) if compiled else total_loss
 
     def model(self) -> Electra | MaskedModel:
         model = self.plain_model()
@@ -210,18 +197,9 @@ class PretrainingTask(Task):
         settings, electra = self.recipe.model, self.recipe.objective == "electra"
         if start := settings.start:
             return open_electra(Path(start), settings.generator) if electra else open_masked(Path(start))
-        sizes = ElectraSizes(
-            len(self.data.pieces.pieces),
-            settings.layers,
-            settings.width,
-            settings.heads,
-            settings.feed_forward,
-            settings.embedding,
-            settings.generator,
-            settings.dropout,
-            self.marks["PAD"],
-        )
-        return make_electra(sizes) if electra else make_masked(sizes)
+        sizes = {field.name: getattr(settings, field.name) for field in fields(ElectraSizes)}
+        config = ElectraConfig(len(self.data.pieces.pieces), self.marks["PAD"], **sizes)
+        return make_electra(config) if electra else make_masked(config)
 
     def repelled(self, model: nn.Module) -> nn.Module:
         """Return the discriminator, whose heads repel; the generator is discarded after pre-training."""
@@ -253,7 +231,7 @@ class PretrainingTask(Task):
         tokens, types, seen, masked = self._masked(rows, length)
         predictions = self._predict(model, tokens, types, seen, masked)
         pieces, places = self._means(inputs, length)
-        loss: Tensor = self._total(
+        loss: Tensor = self._total_loss(
             *predictions,
             tokens,
             masked.answers,
@@ -275,7 +253,7 @@ class PretrainingTask(Task):
     ) -> tuple[Tensor, Tensor, Tensor | None, Masked]:
         """Return tokens, segment ids, the padding mask (None: no padding), and the masked blocks."""
         loss = self.recipe.loss
-        make = self._drawn if draw is None else drawn  # a compiled function cannot take a generator
+        make = self._draw_masks if draw is None else draw_masks  # a compiled function cannot take a generator
         tokens, types, seen, masked = make(rows, length, self.data.padded, self.marks, loss.masked, loss.kept, draw)
         return tokens, types, seen, Masked(*masked)
 

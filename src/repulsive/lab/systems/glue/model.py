@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from repulsive.errors import ConfigError
+from repulsive.errors import ConfigError, short_message
 from repulsive.extras import install_command
 from repulsive.safety.model_folders import check_size, read_config, with_attention
 
@@ -128,7 +128,7 @@ def load_encoder(folder: str | Path, dropout: float = 0.1) -> nn.Module:
     except ConfigError:
         raise
     except Exception as error:  # transformers raises many types for impossible sizes
-        raise ConfigError(f"{folder}: its config.json makes no model ({_brief(error)})") from None
+        raise ConfigError(f"{folder}: its config.json makes no model ({short_message(error)})") from None
     fill_encoder(model, _weights(folder), str(folder))
     return model
 
@@ -180,14 +180,10 @@ def _weights(folder: Path) -> dict[str, Tensor]:
         else:
             weights = importlib.import_module("safetensors.torch").load_file(str(file))
     except Exception as error:  # torch and safetensors raise many types for damaged files
-        raise ConfigError(f"{file}: cannot be read ({_brief(error)}); download it again") from None
+        raise ConfigError(f"{file}: cannot be read ({short_message(error)}); download it again") from None
     if not isinstance(weights, dict) or not all(isinstance(x, Tensor) for x in weights.values()):
         raise ConfigError(f"{file}: expected a table of weights by name, got something else; download it again")
     return weights
-
-
-def _brief(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
 
 
 def _renamed(name: str) -> str:

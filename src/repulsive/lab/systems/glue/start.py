@@ -45,7 +45,7 @@ class Model:
             raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1")
 
 
-def at_seed(model: Model, seed: int) -> Model:
+def fill_in_seed(model: Model, seed: int) -> Model:
     """Replace "{seed}" in `start` by the seed."""
     if model.start is None:
         return model
@@ -122,7 +122,9 @@ def _locate(start: Path) -> tuple[Path, RunFolder | None]:
 def _model_of(run: RunFolder, dropout: float) -> Model:
     table: Mapping[str, Any] = run.recipe["model"]
     start = table.get("start")
-    return at_seed(Model(Path(start) if start else None, table["size"], table["head"], dropout), run.recipe["seed"])
+    return fill_in_seed(
+        Model(Path(start) if start else None, table["size"], table["head"], dropout), run.recipe["seed"]
+    )
 
 
 def _pieces_of(run: RunFolder) -> int:

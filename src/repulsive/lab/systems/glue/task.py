@@ -14,10 +14,10 @@ from repulsive.errors import ConfigError, DataError
 from repulsive.lab.engine import assets as run_assets
 from repulsive.lab.engine.data import Data as PreparedData
 from repulsive.lab.engine.recipe import Recipe
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
+from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
 from repulsive.lab.systems.glue.data import MOST, PREDICT, task_named
 from repulsive.lab.systems.glue.model import FineTuned, depth_of
-from repulsive.lab.systems.glue.start import Model, at_seed, checksums_of, encoder_of
+from repulsive.lab.systems.glue.start import Model, checksums_of, encoder_of, fill_in_seed
 from repulsive.lab.text.batches import Batch, Buckets
 from repulsive.lab.text.folders import content_errors
 from repulsive.lab.text.prepared import Part, Prepared
@@ -93,7 +93,7 @@ class Glue(Recipe):
             raise ValueError(f"method.penalty={self.method.penalty}: {_NO_PENALTY}")
 
 
-class GlueTask(Task):
+class GlueTask(DeviceTask):
     """A GLUE task: texts, or text pairs, and their classes or scores.
 
     The data split "test" is the benchmark's development set, because the labels of its test set are not public. With
@@ -119,8 +119,7 @@ class GlueTask(Task):
         self._marks = pieces.index(CLS), pieces.index(SEP)
         with content_errors(self.data.folder):
             self._longest = int(self.data.manifest["settings"]["longest"])
-        self._model = at_seed(recipe.model, recipe.seed)
-        self._device = torch.device("cpu")
+        self._model = fill_in_seed(recipe.model, recipe.seed)
         if self.has_data:
             self._plan_batches()
 
@@ -163,11 +162,6 @@ class GlueTask(Task):
             for name in names
             for depth in (depth_of(name, layers),)
         }
-
-    def to(self, device: torch.device) -> None:
-        """Move all texts to the device, which they fit on, so that a batch copies only its indices there."""
-        self._device = device
-        self.parts = {name: part.to(device) for name, part in self.parts.items()}
 
     def order(self, epoch: int) -> list[Batch]:
         return list(self._buckets.epoch(epoch))

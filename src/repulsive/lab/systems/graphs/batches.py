@@ -11,7 +11,7 @@ from torch import Tensor
 
 from repulsive.errors import DataError
 from repulsive.lab.systems.graphs.prepared import WORD, GraphPart
-from repulsive.lab.text.batches import ByLength, bounds
+from repulsive.lab.text.batches import Batch, ByLength, bounds
 from repulsive.lab.text.tokens import PAD, Ragged
 
 SMALLER = (
@@ -85,21 +85,14 @@ class GraphTables:
 
 
 @dataclass(frozen=True, eq=False)
-class GraphBatch:
-    """A training batch of texts.
+class GraphBatch(Batch):
+    """A training batch of texts; `length` is the index of their shape in `GraphBuckets.shapes`.
 
     Args:
-        indices: indices of the texts, int64 [B].
-        length: index of their shape in `GraphBuckets.shapes`.
         tokens: mean number of words per text over the whole batch, also for a rank that takes a share of it.
     """
 
-    indices: Tensor
-    length: int
     tokens: float
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
 
 class GraphBuckets(ByLength[GraphBatch]):

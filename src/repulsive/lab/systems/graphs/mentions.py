@@ -70,12 +70,12 @@ def forms(name: str) -> list[str]:
     return list(dict.fromkeys(form for form in spellings if re.search(r"\w", form)))
 
 
-def spoken(name: str) -> str:
+def usual_spelling(name: str) -> str:
     """Return the spelling that most texts use: without brackets at the end, a date in words.
 
     Example:
-        >>> spoken("Twilight (band)"), spoken("2006-12-31"), spoken("2702.0"), spoken("(66063)")
-        ('Twilight', 'December 31, 2006', '2702.0', '(66063)')
+        >>> [usual_spelling(name) for name in ("Twilight (band)", "2006-12-31", "2702.0", "(66063)")]
+        ['Twilight', 'December 31, 2006', '2702.0', '(66063)']
     """
     if (date := _DATE.fullmatch(name)) and 1 <= int(date[2]) <= 12:
         return f"{_MONTHS[int(date[2]) - 1].capitalize()} {int(date[3])}, {date[1]}"

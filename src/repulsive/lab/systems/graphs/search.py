@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from repulsive.lab.layers.beam_search import FINISHED_SHARE, NEVER, Ends, Hypothesis, Trail
+from repulsive.lab.layers.beam_search import FINISHED_SHARE, NEVER, Backpointers, Ends, Hypothesis, extend_beam
 from repulsive.lab.systems.graphs.model import GraphWriter
 
 _CHECK_EVERY = 4  # steps between two checks for finished graphs
@@ -62,7 +62,7 @@ def write(
     memory = model.start(titles, entities, relations)
     state = model.begin(memory)  # [A, 1, ...]
     rows = torch.arange(len(entities), device=device)  # [A]: unfinished graphs
-    trail = Trail(len(entities), beam, longest)
+    backpointers = Backpointers(len(entities), beam, longest)
     last = torch.full((len(entities), 1), ends.bos, device=device)  # [A, K], K = 1 at first
     open_ = torch.zeros(len(entities), 1, dtype=memory.root.dtype, device=device)  # [A, K]: log-probabilities
     finished = torch.zeros(len(entities), dtype=torch.int64, device=device)  # [A]
@@ -73,14 +73,8 @@ def write(
             end = logs[..., ends.eos].clone()
             logs.fill_(NEVER)
             logs[..., ends.eos] = end
-        totals = (logs + open_.unsqueeze(2)).flatten(1)  # [A, K (V + E)]
-        values, places = totals.topk(min(2 * beam, totals.shape[1]))  # place = origin (V + E) + word
-        values, places = (_wide(x, 2 * beam, empty) for x, empty in ((values, NEVER), (places, 0)))
-        ended = places % size == ends.eos
-        done = values.masked_fill(~ended, NEVER)[:, :beam]
-        open_, chosen = values.masked_fill(ended, NEVER).topk(beam)  # [A, K]
-        kept = places.gather(1, chosen)
-        trail.add(done, places[:, :beam], kept)
+        done, places, open_, kept = extend_beam(logs + open_.unsqueeze(2), beam, ends.eos)  # [A, K]
+        backpointers.add(done, places, kept)
         finished = finished + (done > NEVER).sum(1)
         unfinished = (finished < beam) & (open_[:, 0] > NEVER)
         open_ = open_.masked_fill(~unfinished.unsqueeze(1), NEVER)
@@ -90,16 +84,10 @@ def write(
         left = int(unfinished.sum())
         if left > (1 - FINISHED_SHARE) * len(rows):
             continue
-        trail.write(rows)
+        backpointers.write(rows)
         if not left:
             break
         (stay,) = unfinished.nonzero(as_tuple=True)
         rows, memory, state = rows[stay], memory.take(stay), state.take(stay)
         last, open_, finished, next_input = last[stay], open_[stay], finished[stay], next_input[stay]
-    return [best[0] for best in trail.hypotheses(1, alpha, size)]
-
-
-def _wide(x: Tensor, columns: int, empty: float) -> Tensor:
-    """Pad with `empty` to a number of columns; a small vocabulary may have fewer continuations than that."""
-    missing = columns - x.shape[1]
-    return torch.cat([x, x.new_full((len(x), missing), empty)], dim=1) if missing > 0 else x
+    return [best[0] for best in backpointers.hypotheses(1, alpha, size)]

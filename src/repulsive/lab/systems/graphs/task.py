@@ -16,16 +16,16 @@ from repulsive.lab.engine.assets import DATA, data_json, read_data_json
 from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.reporting import Measured, ReportOptions, measure_ablations
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
-from repulsive.lab.layers.beam_search import Ends, check_search
+from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
+from repulsive.lab.layers.beam_search import Ends, SearchSettings
 from repulsive.lab.systems.graphs.attention import GraphSizes
 from repulsive.lab.systems.graphs.batches import GraphBatch, GraphBuckets, GraphTables, Shape, in_batches
 from repulsive.lab.systems.graphs.metrics import bleu_statistics, score_texts
 from repulsive.lab.systems.graphs.model import GraphWriter, GraphWriterConfig
 from repulsive.lab.systems.graphs.prepared import WORD, GraphVocabularies, PreparedGraphs
 from repulsive.lab.systems.graphs.search import write
-from repulsive.lab.text.ahead import Ahead
 from repulsive.lab.text.pieces import BOS, EOS, MARKS
+from repulsive.lab.text.prefetch import Prefetch
 from repulsive.lab.text.tokens import PAD
 from repulsive.regularizers import cosine
 
@@ -34,40 +34,28 @@ VOCABULARIES = "vocabularies.json"
 
 
 @dataclass(frozen=True)
-class Model:
-    """Sizes of GraphWriter; vocabularies come from the data. The defaults are those of the released code.
+class Model(GraphSizes):
+    """Sizes of GraphWriter; vocabularies come from the data. The default sizes are those of the released code.
+
+    In that code `detached` and `full_scale` are true.
 
     Args:
-        width: size of a node, of a word and of the decoder's state.
-        heads: heads of every attention.
-        layers: layers of the graph Transformer.
-        lstm_layers: LSTM layers of the encoders of titles and entities.
-        dropout: dropout probability on attention weights and in feed-forward blocks.
-        titles: read titles; false if the data have none.
-        detached: see `GraphSizes`; true in the released code.
-        full_scale: see `GraphSizes`; true in the released code.
         attention: implementation of graph attention; "pyg" needs torch-geometric and, on a GPU, training.capture=false.
+        lstm_layers: LSTM layers of the encoders of titles and entities.
+        titles: read titles; false if the data have none.
     """
 
-    width: int = 500
-    heads: int = 4
-    layers: int = 6
-    lstm_layers: int = 2
-    dropout: float = 0.1
-    titles: bool = True
-    detached: bool = False
-    full_scale: bool = False
     attention: Literal["own", "pyg"] = "own"
+    lstm_layers: int = 2
+    titles: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.config(4, 2, 3)
 
     def config(self, words: int, entity_words: int, relations: int) -> GraphWriterConfig:
         """Return the configuration of the model, given the sizes of the vocabularies."""
-        sizes = GraphSizes(
-            self.width, self.heads, self.layers, self.dropout, self.detached, self.full_scale, self.attention
-        )
-        return GraphWriterConfig(words, entity_words, relations, sizes, self.lstm_layers, self.titles)
+        return GraphWriterConfig(words, entity_words, relations, self, self.lstm_layers, self.titles)
 
 
 @dataclass(frozen=True)
@@ -87,23 +75,10 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Search:
-    """Beam search settings.
-
-    Args:
-        beam: number of open hypotheses; 1 is greedy search.
-        lenpen: alpha of log-probability / length^alpha.
-        longest: maximum number of words in a text, end mark included.
-        at_once: number of graphs in a batch.
-    """
+class Search(SearchSettings):
+    """Beam search settings; `at_once` is the number of graphs in a batch."""
 
     beam: int = 4
-    lenpen: float = 1.0
-    longest: int = 200
-    at_once: int = 64
-
-    def __post_init__(self) -> None:
-        check_search(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +98,7 @@ class GraphWriting(Recipe):
     search: Search = field(default_factory=Search)
 
 
-class GraphWritingTask(Task):
+class GraphWritingTask(DeviceTask):
     """Graph-to-text task. A training item is a text about a graph; an evaluation item is a graph.
 
     Args:
@@ -143,7 +118,6 @@ class GraphWritingTask(Task):
         self._sizes = {name: tables.sizes() for name, tables in self.parts.items()}
         self._graphs = {name: tables.graphs for name, tables in self.parts.items()}  # stay on the CPU
         self._lengths = {name: tables.targets.lengths for name, tables in self.parts.items()}
-        self._device = torch.device("cpu")
         if self.has_data:
             self._plan_batches()
 
@@ -156,19 +130,14 @@ class GraphWritingTask(Task):
         self.num_data = int(lengths.sum())  # in words, because the loss is a mean over words
         sizes = self._sizes["train"][train.graphs[:kept]]
         self._batches = GraphBuckets(lengths, sizes, recipe.training.batch, recipe.seed)
-        self._ahead = Ahead(lambda epoch: list(self._batches.epoch(epoch)))
+        self._prefetch = Prefetch(lambda epoch: list(self._batches.epoch(epoch)))
 
     def model(self) -> GraphWriter:
         known = self.data.vocabularies
         return GraphWriter(self.recipe.model.config(len(known.words), len(known.entities), len(known.relations)))
 
-    def to(self, device: torch.device) -> None:
-        """Move all graphs to the device, which they fit on, so that a batch copies only its indices there."""
-        self._device = device
-        self.parts = {name: part.to(device) for name, part in self.parts.items()}
-
     def order(self, epoch: int) -> list[GraphBatch]:
-        return self._ahead(epoch)
+        return self._prefetch(epoch)
 
     def fetch(self, batch: GraphBatch) -> Inputs:
         return {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}

@@ -8,7 +8,7 @@ from typing import Any
 
 from repulsive.errors import DataError
 from repulsive.lab.systems.graphs.data import Graph, Graphs, Relation, Token, find_problem
-from repulsive.lab.systems.graphs.mentions import find_mentions, spoken
+from repulsive.lab.systems.graphs.mentions import find_mentions, usual_spelling
 from repulsive.lab.text.lines import BadLines, read_json
 from repulsive.lab.text.tokens import Tokenizer
 
@@ -21,7 +21,7 @@ def read_webnlg(path: str | Path, split: Tokenizer, *, limit: int = 20) -> Graph
     """Read graphs from JSON lines with `triples` (subject, name, object) and `texts`.
 
     Subjects and objects are the entities. Where a text mentions an entity (`mentions.find_mentions`), its target has
-    the index of the entity. A copied entity is written as `mentions.spoken` returns its name.
+    the index of the entity. A copied entity is written as `mentions.usual_spelling` returns its name.
 
     Args:
         path: plain, gzip or xz.
@@ -83,7 +83,7 @@ def _graph(entry: dict[str, Any], split: Tokenizer) -> Graph:
     names, texts = list(numbers), [" ".join(text.split()) for text in entry["texts"]]
     targets = [_target(text, names, split) for text in texts]
     entities, category = [split(name) for name in names], entry.get("category")
-    written = tuple(" ".join(split(spoken(name))) for name in names)
+    written = tuple(" ".join(split(usual_spelling(name))) for name in names)
     kept = category if isinstance(category, str) else ""
     return Graph([], entities, [TYPE] * len(names), relations, targets, texts, [], written, kept)
 

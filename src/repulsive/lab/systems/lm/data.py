@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import DataError
-from repulsive.lab.text.folders import check_digests, content_errors, read_manifest
+from repulsive.lab.text.folders import content_errors, open_manifest
 from repulsive.lab.text.prepared import PARTS
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 from repulsive.lab.text.wordpiece import WordPieces
@@ -56,10 +56,7 @@ class Text:
             DataError: there is no such folder, it is another dataset, or a file in it is missing or damaged.
         """
         folder = Path(folder)
-        manifest = read_manifest(folder)
-        if manifest.get("task") != TASK:
-            raise DataError(f"{folder}: is dataset {manifest.get('task')!r}, not {TASK!r}; prepare it as that")
-        check_digests(folder, manifest)
+        manifest = open_manifest(folder, TASK)
         with content_errors(folder):
             settings, pieces = manifest["settings"], None
             if settings["tokenizer"] != "bytes":

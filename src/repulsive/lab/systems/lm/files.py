@@ -54,7 +54,7 @@ def read_parts(files: Mapping[str, Path], limit: int) -> Iterator[Passage]:
             yield from ((part, f"{line}\n") for _, line in read_lines(path, bad))
 
 
-def deal_documents(paths: Sequence[Path], dev: float, seed: int, limit: int) -> Iterator[Passage]:
+def split_documents(paths: Sequence[Path], dev: float, seed: int, limit: int) -> Iterator[Passage]:
     """Yield documents, each followed by a blank line, and assign them to the data splits at random.
 
     Args:

@@ -20,29 +20,38 @@ EPS = 1e-6  # epsilon of all norms
 BASE = 10_000.0  # base of rotary positions: the slowest pair rotates by almost 1 / BASE radians per token
 
 
-@dataclass(frozen=True)
-class DecoderConfig:
-    """Sizes and choices of a decoder.
+@dataclass(frozen=True, kw_only=True)
+class DecoderSizes:
+    """Sizes and choices of a decoder that do not depend on the data.
 
     Args:
-        vocabulary: number of tokens.
         layers: number of layers.
         width: size of a token's state.
         heads: query heads of a layer.
         kv_heads: key-value heads of a layer, each shared by heads / kv_heads query heads; 0: as many as query heads.
-        length: longest sequence the model reads.
         qk_norm: normalise the queries and keys of each head with RMSNorm.
         drop_heads: probability that a head is left out of a sequence in training (DropHead, Zhou et al., 2020).
     """
 
-    vocabulary: int
     layers: int = 8
     width: int = 512
     heads: int = 8
     kv_heads: int = 0
-    length: int = 512
     qk_norm: bool = False
     drop_heads: float = 0.0
+
+
+@dataclass(frozen=True)
+class DecoderConfig(DecoderSizes):
+    """Sizes and choices of a decoder.
+
+    Args:
+        vocabulary: number of tokens.
+        length: longest sequence the model reads.
+    """
+
+    vocabulary: int
+    length: int = 512
 
     def __post_init__(self) -> None:
         if min(self.vocabulary, self.layers, self.width, self.heads, self.length) < 1 or self.kv_heads < 0:

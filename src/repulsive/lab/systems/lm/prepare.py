@@ -23,7 +23,7 @@ from repulsive.errors import DataError
 from repulsive.lab.systems.lm import toy as recall
 from repulsive.lab.systems.lm.data import TASK, TOKENIZERS, VOCABULARY, Text, storage_type
 from repulsive.lab.systems.lm.datasets import DEV
-from repulsive.lab.systems.lm.files import Passage, deal_documents, find_part_files, read_parts
+from repulsive.lab.systems.lm.files import Passage, find_part_files, read_parts, split_documents
 from repulsive.lab.text.dataset import Plan
 from repulsive.lab.text.documents import find_corpus
 from repulsive.lab.text.folders import filling
@@ -147,7 +147,7 @@ def plan_text(
         paths, read = list(files.values()), partial(read_parts, files, limit)
     else:
         paths = find_corpus(data, apart_from=None if vocabulary is None else Path(vocabulary))
-        read = partial(deal_documents, paths, share, seed, limit)
+        read = partial(split_documents, paths, share, seed, limit)
         settings |= {"dev": share, "seed": seed}
     sums = checksums(paths, data if data.is_dir() else data.parent)
     if vocabulary is not None:

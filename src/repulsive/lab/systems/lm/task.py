@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,9 +16,9 @@ from repulsive.errors import ConfigError
 from repulsive.lab.engine.assets import DATA, data_json, read_data_json
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.reporting import Measured, ReportOptions, measure_ablations
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
+from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
 from repulsive.lab.systems.lm.data import Text, numbers
-from repulsive.lab.systems.lm.model import Decoder, DecoderConfig
+from repulsive.lab.systems.lm.model import Decoder, DecoderConfig, DecoderSizes
 from repulsive.lab.text.batches import Batch, shuffler
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
 
@@ -50,33 +50,15 @@ class Data:
 
 
 @dataclass(frozen=True)
-class Model:
-    """Sizes of the decoder; the vocabulary comes from the data.
-
-    Args:
-        layers: number of layers.
-        width: size of a token's state.
-        heads: query heads of a layer.
-        kv_heads: key-value heads of a layer; 0: as many as query heads.
-        qk_norm: normalise queries and keys head by head.
-        drop_heads: probability that a head is dropped for a sequence in training.
-    """
-
-    layers: int = 8
-    width: int = 512
-    heads: int = 8
-    kv_heads: int = 0
-    qk_norm: bool = False
-    drop_heads: float = 0.0
+class Model(DecoderSizes):
+    """Sizes of the decoder; the vocabulary comes from the data."""
 
     def __post_init__(self) -> None:
         self.decoder(vocabulary=1, length=1)  # raises if the sizes do not fit together
 
     def decoder(self, vocabulary: int, length: int) -> DecoderConfig:
         """Return the configuration of the decoder."""
-        return DecoderConfig(
-            vocabulary, self.layers, self.width, self.heads, self.kv_heads, length, self.qk_norm, self.drop_heads
-        )
+        return DecoderConfig(vocabulary, length, **asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +79,7 @@ class LanguageModel(Recipe):
             raise ValueError(f"method.penalty={self.method.penalty}: language models have no regularizer; leave it out")
 
 
-class LanguageModelTask(Task):
+class LanguageModelTask(DeviceTask):
     """Language-modelling task: in windows of a text, predict each token but the first from the tokens before it.
 
     Args:
@@ -114,7 +96,6 @@ class LanguageModelTask(Task):
         self.has_data = data is None
         self.checksums: Mapping[str, str] = self.data.manifest["files"]
         self.parts: dict[str, Tensor] = dict(self.data.parts)
-        self._device = torch.device("cpu")
         compiled = recipe.training.compile
         self._cross_entropy = torch.compile(_cross_entropy, dynamic=False) if compiled else _cross_entropy
         if self.has_data:
@@ -135,11 +116,6 @@ class LanguageModelTask(Task):
         if self.recipe.training.compile:
             model.compile_layers()
         return model
-
-    def to(self, device: torch.device) -> None:
-        """Move the text to the device, which it fits on, so that a batch copies only the starts of its windows."""
-        self._device = device
-        self.parts = {name: tokens.to(device) for name, tokens in self.parts.items()}
 
     def order(self, epoch: int) -> list[Batch]:
         steps = self.recipe.data.steps

@@ -8,28 +8,21 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import DataError
-from repulsive.lab.text.batches import ByLength, shuffler
+from repulsive.lab.text.batches import Batch, ByLength, shuffler
 
 _MULTIPLE = 8  # if possible, the number of sentences in a batch is a multiple of this, for efficient matrix products
 
 
 @dataclass(frozen=True, eq=False)
-class TokenBatch:
-    """A training batch of sentence pairs.
+class TokenBatch(Batch):
+    """A training batch of sentence pairs; `length` is the padded length of source and target.
 
     Args:
-        indices: indices of the pairs, int64 [B].
-        length: padded length of source and target.
         tokens: mean number of target tokens per pair, over the whole batch. A rank that takes a share of the batch
             divides by it too, so that the loss is a mean over tokens for any number of ranks.
     """
 
-    indices: Tensor
-    length: int
     tokens: float
-
-    def __len__(self) -> int:
-        return len(self.indices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +108,7 @@ class TokenPacks:
         self.tokens, self.seed = tokens, seed
         self._count = -(-int(self._sizes.sum(0).max()) // max(1, round(tokens * self._FILL)))
         trial = shuffler(seed, -1)
-        while int(self._load(self._deal(torch.randperm(len(source), generator=trial))).max()) > tokens:
+        while int(self._load(self._assign_packs(torch.randperm(len(source), generator=trial))).max()) > tokens:
             self._count += max(1, self._count // 50)
         self._most = -(-len(source) // self._count)
 
@@ -127,14 +120,14 @@ class TokenPacks:
         """
         generator = shuffler(self.seed, number)
         for _ in range(self._TRIES):
-            owner = self._deal(torch.randperm(len(self._sizes), generator=generator))  # [N]
+            owner = self._assign_packs(torch.randperm(len(self._sizes), generator=generator))  # [N]
             if int(self._load(owner).max()) <= self.tokens:
                 order = torch.randperm(self._count, generator=generator).tolist()
                 packs = owner.argsort(stable=True).split(owner.bincount(minlength=self._count).tolist())
                 return [self._pack(packs[i]) for i in order]
         raise DataError(f"training.batch={self.tokens}: too small to pack sentences of these lengths; raise it")
 
-    def _deal(self, order: Tensor) -> Tensor:
+    def _assign_packs(self, order: Tensor) -> Tensor:
         """Return the pack of each pair, [N]."""
         order = order[self._sizes.sum(1)[order].argsort(descending=True, stable=True)]
         owner = torch.empty(len(order), dtype=torch.long)

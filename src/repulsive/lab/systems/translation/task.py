@@ -18,7 +18,7 @@ from repulsive.lab.engine import assets as run_assets
 from repulsive.lab.engine.data import Data
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.reporting import EXAMPLES, Examples, Measured, ReportOptions
-from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
+from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
 from repulsive.lab.layers.packed import Packed
 from repulsive.lab.systems.translation import metrics
 from repulsive.lab.systems.translation.batches import Pack, TokenBatch, TokenBuckets, TokenPacks
@@ -27,10 +27,10 @@ from repulsive.lab.systems.translation.model import Transformer, TransformerConf
 from repulsive.lab.systems.translation.pair_tensors import packed_pairs, padded_pairs
 from repulsive.lab.systems.translation.prepare import REFERENCES
 from repulsive.lab.systems.translation.translate import Search, translate
-from repulsive.lab.text.ahead import Ahead
 from repulsive.lab.text.folders import content_errors
 from repulsive.lab.text.pieces import FILE as PIECES
 from repulsive.lab.text.pieces import Pieces
+from repulsive.lab.text.prefetch import Prefetch
 from repulsive.lab.text.prepared import Part, Prepared
 from repulsive.lab.text.tokens import PAD
 from repulsive.regularizers import on_outputs, on_positions, on_subspaces
@@ -115,7 +115,7 @@ class Translation(Recipe):
             raise ValueError("training.compile=true: only packed sentences have one shape; set packed=true")
 
 
-class TranslationTask(Task):
+class TranslationTask(DeviceTask):
     """Translation task: sentences and their translations.
 
     Args:
@@ -140,7 +140,6 @@ class TranslationTask(Task):
         self.parts: dict[str, Part] = dict(self.data.parts)
         self.references: dict[str, dict[str, list[str]]] = {}
         self._examples = examples or {}
-        self._device = torch.device("cpu")
         if self.has_data:
             metrics.check_installed()  # BLEU is computed at the end; fail before training, not after
             self._can_detokenize = self._has_tokenizer()
@@ -157,7 +156,7 @@ class TranslationTask(Task):
         make = TokenPacks if recipe.packed else TokenBuckets
         self._batches = make(source, target, recipe.training.batch, recipe.seed)
         self._longest = int(torch.maximum(source, target).max())
-        self._ahead = Ahead(lambda epoch: list(self._batches.epoch(epoch)))
+        self._prefetch = Prefetch(lambda epoch: list(self._batches.epoch(epoch)))
         self._cross_entropy = (
             torch.compile(_cross_entropy, dynamic=False) if recipe.training.compile else _cross_entropy
         )
@@ -179,13 +178,8 @@ class TranslationTask(Task):
             model.compile_layers()
         return model
 
-    def to(self, device: torch.device) -> None:
-        """Move all sentences to the device, which they fit on, so that a batch copies only its indices there."""
-        self._device = device
-        self.parts = {name: part.to(device) for name, part in self.parts.items()}
-
     def order(self, epoch: int) -> list[TokenBatch]:
-        return self._ahead(epoch)
+        return self._prefetch(epoch)
 
     def fetch(self, batch: TokenBatch) -> Inputs:
         inputs = {"indices": batch.indices, "tokens": torch.tensor(batch.tokens)}

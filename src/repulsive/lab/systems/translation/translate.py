@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from repulsive.lab.layers.beam_search import Ends, Hypothesis, beam_search, check_search
+from repulsive.lab.layers.beam_search import Ends, Hypothesis, SearchSettings, beam_search
 from repulsive.lab.systems.translation.batches import TokenBuckets
 from repulsive.lab.systems.translation.model import Transformer
 from repulsive.lab.systems.translation.prepare import MOST_PIECES
@@ -22,26 +22,21 @@ ENDS = Ends(BOS, EOS)
 
 
 @dataclass(frozen=True)
-class Search:
+class Search(SearchSettings):
     """Beam search settings.
 
     Args:
-        beam: number of open hypotheses; 1 is greedy search.
-        lenpen: alpha of log-probability / length^alpha.
-        longest: maximum number of pieces in a translation.
         at_once: source pieces in a batch, padding included; a GPU is faster with many thousands.
         precision: "bf16" searches with a bfloat16 copy of the model: half the memory, faster on a GPU.
             Log-probabilities are summed in float32 in either case.
     """
 
     beam: int = 5
-    lenpen: float = 1.0
-    longest: int = 200
     at_once: int = 4096
     precision: Literal["fp32", "bf16"] = "fp32"
 
     def __post_init__(self) -> None:
-        check_search(self)
+        super().__post_init__()
         if self.longest > MOST_PIECES:
             raise ValueError(f"longest={self.longest} must be {MOST_PIECES} at most")
 

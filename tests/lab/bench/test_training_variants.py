@@ -1,12 +1,12 @@
-"""Participants share one model and one optimizer: a rule is attached in its own turns only, also in compiled models."""
+"""Training variants share one model and optimizer: a rule is attached in its own turns only, also if compiled."""
 
 import pytest
 import torch
 
 from repulsive import SGLD, SVGD
-from repulsive.lab.bench.participants import Participant
 from repulsive.lab.bench.presets import PRESETS
 from repulsive.lab.bench.rules import Case
+from repulsive.lab.bench.training_variants import TrainingVariant
 from repulsive.lab.bench.warm_up import warm_up
 from repulsive.repulsion.logits.samples import Samples
 from tests.lab.bench.tiny_models import tiny_model
@@ -36,40 +36,40 @@ def hooks_of(shared):
 def test_a_rule_is_attached_in_its_own_turns_only(monkeypatch):
     shared = tiny_model("llama")
     cases = {"plain": None, "paper": Case(SVGD()), "sgld": Case(SGLD()), "logits": LOGITS}
-    team = {name: Participant(shared, case, steps=1) for name, case in cases.items()}
+    variants = {name: TrainingVariant(shared, case, steps=1) for name, case in cases.items()}
     assert hooks_of(shared) == (0, 0, 0)
-    steps, whole = [], Participant.step
+    steps, whole = [], TrainingVariant.step
 
     def step(self):
-        names = [name for name, one in team.items() if one.handle is not None and one.handle.attached]
+        names = [name for name, one in variants.items() if one.handle is not None and one.handle.attached]
         steps.append((names, hooks_of(shared)))
         return whole(self)
 
-    monkeypatch.setattr(Participant, "step", step)
+    monkeypatch.setattr(TrainingVariant, "step", step)
     for turn in ("paper", "plain", "logits", "sgld", "plain", "plain", "logits", "paper"):
         steps.clear()
-        team[turn].turn()
+        variants[turn].run_turn()
         assert len(steps) == (3 if turn == "logits" else 2)
         for names, (before, after, modules) in steps:
             assert names == ([] if turn == "plain" else [turn])
             assert before == after == len(names) and (modules > 0) == (turn == "logits")
         assert hooks_of(shared) == (0, 0, 0)
-    assert team["paper"].handle.steps == 4 and team["sgld"].handle.steps == 2
-    assert team["logits"].handle.steps == team["logits"].start + 3
+    assert variants["paper"].handle.steps == 4 and variants["sgld"].handle.steps == 2
+    assert variants["logits"].handle.steps == variants["logits"].start + 3
 
 
 def test_a_rule_is_detached_after_an_error():
     shared = tiny_model("llama")
-    paper, other = (Participant(shared, Case(SVGD()), steps=1) for _ in range(2))
+    paper, other = (TrainingVariant(shared, Case(SVGD()), steps=1) for _ in range(2))
     paper.step = lambda: 1 / 0
     with pytest.raises(ZeroDivisionError):
-        paper.turn()
+        paper.run_turn()
     assert hooks_of(shared) == (0, 0, 0)
-    other.turn()  # repel refuses heads that another handle repels
+    other.run_turn()  # repel refuses heads that another handle repels
 
 
 def test_no_warning_about_handles_without_a_step(recwarn):
-    Participant(tiny_model("llama"), Case(SVGD()), steps=1)
+    TrainingVariant(tiny_model("llama"), Case(SVGD()), steps=1)
     assert not [warning for warning in recwarn if "never took a step" in str(warning.message)]
 
 
@@ -79,10 +79,10 @@ def test_plain_turns_are_plain_and_the_rule_acts_in_its_turns(name):
     ends = []
     for order in ([0, 0], [0, 0], [0, 1], [1, 0]):
         shared = tiny_model(name, **NO_DROPOUT.get(name, {}))
-        team = [Participant(shared, case, steps=1) for case in (None, Case(SVGD(alpha=1.0)))]
+        variants = [TrainingVariant(shared, case, steps=1) for case in (None, Case(SVGD(alpha=1.0)))]
         start = weights(shared)
         for number in order:
-            team[number].turn()
+            variants[number].run_turn()
             ends.append(weights(shared))
     for key, value in ends[1].items():
         torch.testing.assert_close(value, ends[3][key], rtol=0, atol=1e-6)  # two plain trainings
@@ -101,11 +101,11 @@ def test_a_rule_between_other_turns_does_the_same_as_alone():
     results = []
     for others in ([], [Case(SVGD()), Case(SVGD(alpha="auto"), max_norm=1.0)]):
         shared = tiny_model("llama")
-        logits, *rest = (Participant(shared, case, steps=2) for case in (LOGITS, *others))
+        logits, *rest = (TrainingVariant(shared, case, steps=2) for case in (LOGITS, *others))
         for _ in range(3):
-            logits.turn()
+            logits.run_turn()
             for one in rest:
-                one.turn()
+                one.run_turn()
         handle = logits.handle
         results.append((handle.steps, handle._logits.renewals, {group.step for group in handle.report()}))
     assert results[0] == results[1]
@@ -130,13 +130,13 @@ def test_all_rules_between_weights_use_one_compiled_graph(monkeypatch):
     backend = CountingBackend(monkeypatch)
     shared = tiny_model("llama", compiled=True)
     cases = {"paper": Case(SVGD()), "auto": Case(SVGD(alpha="auto")), "sgld": Case(SGLD())}
-    team = warm_up(shared, cases, 1, 1, 0, lambda line: None).participants
+    variants = warm_up(shared, cases, 1, 1, 0, lambda line: None).variants
     for _ in range(2):
-        for one in team.values():
-            one.turn()
+        for one in variants.values():
+            one.run_turn()
     assert backend.graphs == [0]
-    assert not any(one.has_own_graph for one in team.values())
-    assert team["paper"].handle.steps == 6
+    assert not any(one.has_own_graph for one in variants.values())
+    assert variants["paper"].handle.steps == 6
 
 
 @pytest.mark.parametrize("tokens", [(512,), pytest.param((512, 64), marks=pytest.mark.slow)])
@@ -147,21 +147,21 @@ def test_a_compiled_rule_that_reads_tokens_has_a_graph_of_its_own(tokens, monkey
     monkeypatch.setattr(Samples, "take", lambda self, *args: (calls.append(self), whole(self, *args)))
     shared = tiny_model("llama", compiled=True)
     readers = {f"logits {count}": Case(SVGD(space="logits", tokens=count)) for count in tokens}
-    team = warm_up(shared, {**readers, "paper": Case(SVGD())}, 1, 2, 0, lambda line: None).participants
-    assert [name for name, one in team.items() if one.has_own_graph] == list(readers)
+    variants = warm_up(shared, {**readers, "paper": Case(SVGD())}, 1, 2, 0, lambda line: None).variants
+    assert [name for name, one in variants.items() if one.has_own_graph] == list(readers)
     graphs = len(backend.graphs)
     assert sorted(backend.graphs) == [0] * (1 + len(readers)) + [2] * len(readers)  # 2: q and k of one layer
     for _ in range(2):
         for name in ("plain", *readers, "plain again", "paper", *readers, "plain"):
             calls.clear()
-            team[name].turn()
+            variants[name].run_turn()
             if name in readers:  # two samples in the one step that renews
-                assert len(calls) == 2 and all(one is team[name].handle._logits.sampler.taken for one in calls)
+                assert len(calls) == 2 and all(one is variants[name].handle._logits.sampler.taken for one in calls)
             else:
                 assert not calls
     assert len(backend.graphs) == graphs
     for name in readers:
-        assert team[name].handle._logits.renewals == 1 + 2 + 4
+        assert variants[name].handle._logits.renewals == 1 + 2 + 4
 
 
 @pytest.mark.slow
@@ -171,8 +171,8 @@ def test_a_compiled_model_takes_the_same_steps(monkeypatch):
     ends = []
     for compiled in (True, False):
         shared = tiny_model("llama", compiled=compiled)
-        for one in [Participant(shared, case, steps=1) for case in (Case(SVGD()), LOGITS)]:
-            one.turn()
+        for one in [TrainingVariant(shared, case, steps=1) for case in (Case(SVGD()), LOGITS)]:
+            one.run_turn()
         ends.append(weights(shared))
     for key, value in ends[1].items():
         torch.testing.assert_close(ends[0][key], value, rtol=0, atol=1e-5)
@@ -182,8 +182,8 @@ def test_a_compiled_model_takes_the_same_steps(monkeypatch):
 def test_inductor_compiles_both_graphs():
     torch._dynamo.reset()
     shared = tiny_model("llama", compiled=True)
-    plain, logits = (Participant(shared, case, steps=1) for case in (None, LOGITS))
+    plain, logits = (TrainingVariant(shared, case, steps=1) for case in (None, LOGITS))
     for _ in range(2):
-        plain.turn()
-        logits.turn()
+        plain.run_turn()
+        logits.run_turn()
     assert logits.handle._logits.renewals == 3 and logits.handle._logits.sampler.is_compiled

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Ahead(Generic[T]):
+class Prefetch(Generic[T]):
     """Call `make(number)`, and start `make(number + 1)` in the background, as it is likely to be needed next.
 
     Args:

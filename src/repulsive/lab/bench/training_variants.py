@@ -1,7 +1,7 @@
-"""Participants of a measurement: ways to train one model, plainly or with a rule, that take turns.
+"""Training variants: ways to train one model, plainly or with a rule, that are timed in alternation.
 
-All participants share the model, its optimizer and the memory of both, so that their step times differ by the rule
-alone. Each rule has a handle of its own, which is attached for the turns of its participant only.
+All variants share the model, its optimizer and the memory of both, so that their step times differ by the rule
+alone. Each rule has a handle of its own, which is attached for the turns of its variant only.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from repulsive import Handle, repel
-from repulsive.lab.bench.clock import laps
+from repulsive.lab.bench.clock import time_each
 from repulsive.lab.bench.rules import Case
-from repulsive.lab.bench.turns import TRAINING, Turn
+from repulsive.lab.bench.turns import TRAINING, TurnTimes
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.renewal import is_renewed
@@ -29,7 +29,7 @@ LEARNING_RATE = 1e-4
 
 
 class SharedModel:
-    """The model that all participants train, with its optimizer.
+    """The model that all variants train, with its optimizer.
 
     Args:
         model: a model of transformers in training mode, on its device.
@@ -47,7 +47,7 @@ class SharedModel:
         self.forward = compile_apart(model) if compiled else model
 
 
-class Participant:
+class TrainingVariant:
     """One way to train the shared model.
 
     A turn is a sequence of periods. A period has `act_every` steps, and the rule acts in the first of them; a plain
@@ -169,13 +169,15 @@ class Participant:
         yield
         logits.held = forces
 
-    def turn(self) -> Turn:
-        """Take a turn, and time it without attaching and detaching."""
+    def run_turn(self) -> TurnTimes:
+        """Run one turn, and time it without attaching and detaching."""
         counts = Counter(self.periods)  # in the order of the periods
         with self.attached():
-            seconds = laps([partial(self._take, kind, count) for kind, count in counts.items()], self.shared.device)
+            seconds = time_each(
+                [partial(self._take, kind, count) for kind, count in counts.items()], self.shared.device
+            )
         mean = {kind: time / (self.act_every * counts[kind]) for kind, time in zip(counts, seconds, strict=True)}
-        return Turn(
+        return TurnTimes(
             mean["measuring"],
             mean["ordinary"],
             mean.get("renewing"),

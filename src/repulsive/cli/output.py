@@ -20,7 +20,7 @@ FullOption = Annotated[bool, typer.Option("--full", help="Show all columns, and 
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print Markdown, for a file.")]
 
 
-def say(text: str = "", *, err: bool = False) -> None:
+def print_text(text: str = "", *, err: bool = False) -> None:
     """Print text of one or more lines.
 
     Args:
@@ -30,22 +30,22 @@ def say(text: str = "", *, err: bool = False) -> None:
     typer.echo(printable(text), err=err)
 
 
-def say_progress(text: str) -> None:
+def print_progress(text: str) -> None:
     """Print a line of progress to stderr."""
-    say(text, err=True)
+    print_text(text, err=True)
 
 
-def say_tables(blocks: Iterable[Table | MarkdownText | str]) -> None:
+def print_tables(blocks: Iterable[Table | MarkdownText | str]) -> None:
     """Print tables and paragraphs to stdout, as wide as the terminal."""
     typer.echo(render(blocks, sys.stdout))
 
 
-def say_json(document: Any) -> None:
+def print_json(document: Any) -> None:
     """Print a value as the only JSON document on stdout."""
-    say(as_document(document))
+    print_text(as_document(document))
 
 
-def complain(message: object) -> None:
+def print_error(message: object) -> None:
     """Print an error or a warning as one line on stderr, after the name of the command."""
     print(f"repulsive: {one_line(str(message))}", file=sys.stderr)
 
@@ -56,5 +56,5 @@ def warnings_as_lines() -> Iterator[None]:
     with warnings.catch_warnings():
         # torch warns that NumPy is missing; a verb that needs NumPy ends with an error that says so.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
-        warnings.showwarning = lambda message, *_: complain(message)
+        warnings.showwarning = lambda message, *_: print_error(message)
         yield
