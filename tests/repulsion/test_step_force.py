@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from repulsive import SVGD, CosineLadder, RuleError, UnsupportedWeights, find_heads, group_modules, repel
+from repulsive import SVGD, CosineLadder, RuleError, UnsupportedWeights, find_heads, group_modules, group_stacked, repel
 from repulsive.particles.kernel_free import KernelFree
 from tests.particles.oracle import close, phi
 
@@ -245,3 +245,32 @@ def test_wrong_settings_are_errors(make_model):
     with pytest.raises(RuleError, match="force_in='step': space='logits' is not supported"):
         repel(model, optimizer, SVGD(alpha="auto", space="logits"), force_in="step", verbose=False)
     assert repel(model, optimizer, verbose=False).attached  # an error leaves nothing behind
+
+
+@pytest.mark.filterwarnings("ignore::repulsive.CollapsedHeads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("factors", [(1.0, -2.0), (1.0, 2.0, 0.5), (1.0, 1.0, -1.0, -1.0)], ids=str)
+def test_rounding_errors_are_not_scaled_up_to_the_ratio(factors, dtype):
+    """Parallel and antiparallel heads have no force on the sphere."""
+    torch.manual_seed(0)
+    layer = nn.Module()
+    layer.weight = nn.Parameter(torch.tensor(factors, dtype=dtype)[:, None] * torch.randn(60, dtype=dtype))
+    optimizer = torch.optim.SGD([layer.weight], lr=1.0)
+    rule = SVGD("heads", **HELD, space="sphere")
+    handle = repel(layer, optimizer, rule, groups=group_stacked(layer, "weight"), force_in="step", verbose=False)
+    layer.weight.grad = torch.randn_like(layer.weight)
+    expected = layer.weight.detach() - layer.weight.grad
+    optimizer.step()
+    assert torch.equal(layer.weight, expected)
+    assert handle.report()[0].ratio == 0
+
+
+def test_the_report_of_a_kernel_that_exerts_no_force():
+    layer = nn.Module()
+    layer.weight = nn.Parameter(torch.eye(3, 8))  # orthogonal heads
+    optimizer = torch.optim.SGD([layer.weight], lr=1.0)
+    rule = SVGD("heads", **HELD, kernel="hinge", space="sphere")
+    handle = repel(layer, optimizer, rule, groups=group_stacked(layer, "weight"), force_in="step", verbose=False)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    assert torch.equal(layer.weight, torch.eye(3, 8) - 1) and handle.report()[0].ratio == 0
