@@ -27,8 +27,10 @@ from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.particles.gram import apply_matrix, compute_dtype, full_precision, gram
 from repulsive.particles.rule import Rule, copy_with
 from repulsive.particles.svgd import RATIO, SVGD
+from repulsive.repulsion.active_updates import is_idle
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.measured import ALPHA, DRIVE, REPULSION, Columns, Measured
+from repulsive.repulsion.optimizers import has_nothing_to_follow
 from repulsive.repulsion.settings import ForcePlace
 
 # A ratio in the gradient, and what Muon makes of it in one step, and in steps with their momentum (results/optimizers).
@@ -52,7 +54,8 @@ class StepForce:
         self._unit_rule = copy_with(rule, alpha=1.0, ratio=RATIO, prior="uniform", act_every=1)
         self._rule = rule
         self._groups = groups
-        self._before: list[Tensor] = []  # heads of each group before the step
+        self._before: list[tuple[HeadGroup, Tensor]] = []  # groups that have gradients, and their heads before the step
+        self._idle: set[int] = set()  # ids of parameters without a gradient
 
     def remember(self) -> None:
         """Copy the weights of all heads; call it before the optimizer changes them.
@@ -62,7 +65,9 @@ class StepForce:
         """
         if any(is_sharded(parameter) for group in self._groups for parameter in group.parameters()):
             raise UnsupportedWeights("force_in='step' does not support sharded weights; use force_in='gradient'")
-        self._before = [group.read() for group in self._groups]  # [M, D] each
+        self._before = [(group, group.read()) for group in self._groups if not is_idle(group)]  # [M, D] each
+        parameters = [parameter for group, _ in self._before for parameter in group.parameters()]
+        self._idle = {id(parameter) for parameter in parameters if has_nothing_to_follow(parameter)}
 
     @torch.no_grad()
     def add(self, step: int) -> None:
@@ -72,12 +77,12 @@ class StepForce:
             step: optimizer steps taken before this one, for schedules.
         """
         ratio = self._rule.value_at("ratio", step) * (1 if is_capturing() else self.gradient_rule.act_every)
-        for group, before in zip(self._groups, self._before, strict=True):
+        for group, before in self._before:
             force = self._force(before, step)
             taken = (group.read().to(force.dtype) - before.to(force.dtype)).norm()
             norm = force.norm()
             scale = torch.where(norm > 0, ratio * taken / torch.where(norm > 0, norm, 1.0), 0.0)
-            _add_to_heads(group, scale * force)
+            self._add_to_heads(group, scale * force)
         self._before = []
 
     def corrected(self, measured: Sequence[Measured], step: int) -> list[Measured]:
@@ -89,8 +94,7 @@ class StepForce:
         if not measured:
             return []
         ratio = self._rule.value_at("ratio", step)
-        groups = zip(self._groups, self._before, strict=True)
-        has_force = {group.name: self._force(before, step).any() for group, before in groups}
+        has_force = {group.name: self._force(before, step).any() for group, before in self._before}
 
         def correct(rows: Mapping[str, int], columns: Columns) -> None:
             for name, row in rows.items():
@@ -117,6 +121,20 @@ class StepForce:
                 force = -apply_matrix(matrix, theta)
                 is_none = is_none | (products.norm_of(matrix) <= products.rounding_of(matrix))
         return torch.where(is_none, 0.0, force)
+
+    def _add_to_heads(self, group: HeadGroup, shift: Tensor) -> None:
+        """Add `shift` [M, D] to the weights of a group's heads; modules without a gradient stay where they are."""
+        heads = group.slices[0].num_heads  # of one module
+        column = 0
+        for run in group.runs():
+            part = shift[:, column : column + run[0].dim]  # [M, D of this parameter]
+            column += run[0].dim
+            for module, piece in enumerate(run):
+                if id(piece.parameter()) in self._idle:
+                    continue
+                weight = piece.parameter().detach()
+                current = piece.take(weight)  # [M of this module, D]
+                piece.put(weight, current + part[module * heads : (module + 1) * heads].to(current.dtype))
 
 
 def refusal(rule: Rule | None, groups: Sequence[HeadGroup]) -> str | None:
@@ -178,16 +196,3 @@ def orthogonalises(optimizer: Optimizer, groups: Sequence[HeadGroup]) -> bool:
     heads = {id(parameter) for group in groups for parameter in group.parameters()}
     entries = [entry for entry in optimizer.param_groups if any(id(p) in heads for p in entry["params"])]
     return any(entry.get("use_muon", True) for entry in entries)
-
-
-def _add_to_heads(group: HeadGroup, shift: Tensor) -> None:
-    """Add `shift` [M, D] to the weights of a group's heads."""
-    heads = group.slices[0].num_heads  # of one module
-    column = 0
-    for run in group.runs():
-        part = shift[:, column : column + run[0].dim]  # [M, D of this parameter]
-        column += run[0].dim
-        for module, piece in enumerate(run):
-            weight = piece.parameter().detach()
-            current = piece.take(weight)  # [M of this module, D]
-            piece.put(weight, current + part[module * heads : (module + 1) * heads].to(current.dtype))
