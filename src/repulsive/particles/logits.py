@@ -27,6 +27,8 @@ from torch import Tensor
 from repulsive.errors import RuleError
 from repulsive.particles.gram import Gram, wide_dtype
 
+PARALLEL = 32  # squared distance below which unit functions count as equal, in units of the rounding error of 1
+
 
 @dataclass(frozen=True)
 class Circuits:
@@ -134,6 +136,18 @@ def cosines(products: Tensor, shortest: float = 0.0) -> Tensor:
     is_zero = norms2 <= shortest**2 * norms2.mean(-1, keepdim=True)
     inverse = torch.where(is_zero, 0, torch.where(is_zero, 1, norms2).rsqrt())
     return products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
+
+
+def are_parallel(products: Tensor) -> Tensor:
+    """Check whether all functions of a layer are parallel or antiparallel, up to rounding errors: [..., M, M] -> [...].
+
+    Such functions exert no force on each other. What is left is rounding error, which a median bandwidth would scale
+    up. Zero functions count as parallel to all others.
+    """
+    wide = products.to(wide_dtype(products.device))  # squares of small products underflow in float32
+    norms2 = wide.diagonal(dim1=-2, dim2=-1)  # [..., M]
+    outer = norms2.unsqueeze(-1) * norms2.unsqueeze(-2)
+    return (wide.square() >= (1 - PARALLEL * torch.finfo(products.dtype).eps) * outer).flatten(-2).all(-1)
 
 
 def mean_and_largest(similarity: Tensor) -> tuple[Tensor, Tensor]:

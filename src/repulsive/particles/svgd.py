@@ -65,8 +65,8 @@ class SVGD(Rule):
         circuits: with `space="logits"`: "qk" compares logits only; "qk+ov" also repels the outputs of heads, and moves
             v and the output projection.
         tokens: with `space="logits"`: number of tokens of a training pass on which logits are compared.
-        every: with `space="logits"`: optimizer steps between two computations of the force, which is reused in between;
-            "auto" computes it in every step at first, then less and less often.
+        every: with `space="logits"`: optimizer steps between two computations of the force, which is reused in between
+            with the same weight; "auto" computes it in every step at first, then less and less often.
         act_every: repel in one of this many optimizer steps, with a force that is as many times as strong; gradients of
             the other steps stay as they are. This costs less. It needs stepsize="heads", smoothing=0 and no prior.
 
