@@ -27,8 +27,6 @@ from torch import Tensor
 from repulsive.errors import RuleError
 from repulsive.particles.gram import Gram, wide_dtype
 
-PARALLEL = 32  # squared distance below which unit functions count as equal, in units of the rounding error of 1
-
 
 @dataclass(frozen=True)
 class Circuits:
@@ -138,16 +136,22 @@ def cosines(products: Tensor, shortest: float = 0.0) -> Tensor:
     return products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
 
 
-def are_parallel(products: Tensor) -> Tensor:
-    """Check whether all functions of a layer are parallel or antiparallel, up to rounding errors: [..., M, M] -> [...].
+def are_parallel(products: Tensor, tolerance: float | None = None) -> Tensor:
+    """Check whether all functions or heads are parallel or antiparallel, up to rounding errors: [..., M, M] -> [...].
 
     Such functions exert no force on each other. What is left is rounding error, which a median bandwidth would scale
     up. Zero functions count as parallel to all others.
+
+    Args:
+        products: inner products, [..., M, M].
+        tolerance: squared distance below which unit functions count as equal; by default 32 times the rounding error of
+            a product.
     """
+    if tolerance is None:
+        tolerance = 32 * torch.finfo(products.dtype).eps
     wide = products.to(wide_dtype(products.device))  # squares of small products underflow in float32
     norms2 = wide.diagonal(dim1=-2, dim2=-1)  # [..., M]
-    outer = norms2.unsqueeze(-1) * norms2.unsqueeze(-2)
-    return (wide.square() >= (1 - PARALLEL * torch.finfo(products.dtype).eps) * outer).flatten(-2).all(-1)
+    return (wide.square() >= (1 - tolerance) * norms2.unsqueeze(-1) * norms2.unsqueeze(-2)).flatten(-2).all(-1)
 
 
 def mean_and_largest(similarity: Tensor) -> tuple[Tensor, Tensor]:

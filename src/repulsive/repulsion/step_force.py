@@ -24,7 +24,8 @@ from torch.optim import Optimizer
 from repulsive.errors import RuleError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.sharded_tensors import is_sharded
-from repulsive.particles.gram import apply_matrix, compute_dtype, full_precision, gram
+from repulsive.particles.gram import DOUBLE_ERROR, apply_matrix, compute_dtype, full_precision, gram
+from repulsive.particles.logits import are_parallel
 from repulsive.particles.rule import Rule, copy_with
 from repulsive.particles.svgd import RATIO, SVGD
 from repulsive.repulsion.active_updates import is_idle
@@ -115,6 +116,8 @@ class StepForce:
             is_none = products.squared_distances.amax() == 0
             if not self._unit_rule.has_matrix_form:
                 force = -self._unit_rule.direction(theta, torch.zeros_like(theta), step)
+                if self._unit_rule.space == "sphere":
+                    is_none = are_parallel(products.inner, DOUBLE_ERROR**2)
             else:
                 matrix = self._unit_rule.coefficients(products, step=step).force
                 assert matrix is not None
