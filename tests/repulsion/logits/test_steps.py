@@ -378,6 +378,23 @@ def test_parallel_functions_exert_no_force(alpha, factors, dtype, circuits):
     assert all(report.repulsion == 0 for report in handle.report())
 
 
+@pytest.mark.filterwarnings("ignore::repulsive.CollapsedHeads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_pair_of_equal_heads_is_not_pushed(dtype):
+    """The hinge kernel repels no other pair here."""
+    model, optimizer, handle = make(SVGD("heads", "auto", kernel="hinge", space="logits"))
+    model.to(dtype)
+    with torch.no_grad():
+        for layer in model.layers:
+            for p in (layer.q_proj, layer.k_proj):
+                p.weight[4:8], p.bias[4:8] = p.weight[:4], p.bias[:4]
+    loss_of(model, batch(0)).backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    optimizer.step()
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), expected, strict=True))
+    assert [(report.repulsion, report.largest > 0.999) for report in handle.report()] == [(0, True)] * 4
+
+
 def test_impossible_settings_are_refused():
     with pytest.raises(RuleError, match="tokens of a layer"):
         RULE.gradient(torch.randn(4, 8), torch.randn(4, 8))

@@ -164,7 +164,7 @@ def value_force(
         sides = [[f[0] for f in on_value], [on_columns.movedim(0, 2)]]  # [M, d, D]
         norm = torch.stack([f.square().sum() for side in sides for f in side]).sum().sqrt()
         alpha = rule.weight_of(step, None if drive is None else drive.to(norm), norm)
-        alpha = torch.where(are_parallel(products), 0.0, alpha)
+        alpha = torch.where(are_parallel(products, repulsion=interaction.repulsion), 0.0, alpha)
         rows = (value.unsqueeze(0) for value in (alpha, alpha * norm, interaction.bandwidth, products))
         parts = tuple(tuple(f * alpha.to(f.dtype) for f in side) for side in sides)
     return LayerForce(parts, ForceNumbers((number,), *rows), 0)
