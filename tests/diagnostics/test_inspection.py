@@ -78,6 +78,16 @@ def test_change_of_states_is_relative_and_leaves_padding_out():
     torch.testing.assert_close(output_change(Output("logits", old), Output("logits", moved), real), other)
 
 
+@pytest.mark.parametrize("kind", ["states", "logits"])
+def test_padding_may_be_nan(kind):
+    """Attention without a key gives NaN, and so do queries of padding under some masks."""
+    old, real = torch.randn(2, 3, 4), torch.tensor([[True, True, False], [True, True, True]])
+    new = old + 0.1
+    expected = output_change(Output(kind, old), Output(kind, new), real)
+    old[0, 2] = new[0, 2] = torch.nan
+    assert torch.equal(output_change(Output(kind, old), Output(kind, new), real), expected)
+
+
 def test_a_small_change_is_accurate():
     old = torch.randn(1, 6, generator=torch.Generator().manual_seed(0)).double()
     step = 1e-6 * torch.arange(6).double()

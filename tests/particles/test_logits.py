@@ -5,7 +5,7 @@ import torch
 
 from repulsive import SVGD
 from repulsive.errors import RuleError
-from repulsive.particles.logits import Circuits, centre_keys, cosines, function_gram, mean_and_largest
+from repulsive.particles.logits import Circuits, are_parallel, centre_keys, cosines, function_gram, mean_and_largest
 
 READS = (0, 0, 1, 1)
 
@@ -89,6 +89,15 @@ def test_a_head_with_zero_logits_has_cosine_zero_with_all_others():
     q[:, 0] = 0
     similarity = cosines(Circuits(q, k).products())
     assert float(similarity[0].abs().max()) == 0 and bool(similarity.isfinite().all())
+
+
+@pytest.mark.parametrize("size", [1e-24, 1.0, 1e12])
+def test_parallel_functions_of_any_size(size):
+    unit = torch.nn.functional.normalize(drawn(1, 50), dim=1)
+    near = unit + 0.01 * drawn(4, 50)
+    sizes = torch.tensor([[1.0], [-2.0], [0.0], [3.0]], dtype=unit.dtype)
+    functions = torch.stack([sizes * unit, near, torch.zeros_like(near)]).float() * size**0.5
+    assert are_parallel(functions @ functions.mT).tolist() == [True, False, True]
 
 
 def test_factors_that_do_not_fit_are_refused():

@@ -10,7 +10,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from repulsive import SVGD, CosineLadder, RuleError, UnsupportedWeights, find_heads, group_modules, repel
+from repulsive import SVGD, CosineLadder, RuleError, UnsupportedWeights, find_heads, group_modules, group_stacked, repel
 from repulsive.particles.kernel_free import KernelFree
 from tests.particles.oracle import close, phi
 
@@ -245,3 +245,64 @@ def test_wrong_settings_are_errors(make_model):
     with pytest.raises(RuleError, match="force_in='step': space='logits' is not supported"):
         repel(model, optimizer, SVGD(alpha="auto", space="logits"), force_in="step", verbose=False)
     assert repel(model, optimizer, verbose=False).attached  # an error leaves nothing behind
+
+
+@pytest.mark.filterwarnings("ignore::repulsive.CollapsedHeads")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("factors", [(1.0, -2.0), (1.0, 2.0, 0.5), (1.0, 1.0, -1.0, -1.0)], ids=str)
+@pytest.mark.parametrize("kernel", ["rbf", lambda x, y: torch.exp(-(x - y).square().sum(-1))], ids=["rbf", "callable"])
+def test_rounding_errors_are_not_scaled_up_to_the_ratio(kernel, factors, dtype):
+    """Parallel and antiparallel heads have no force on the sphere."""
+    torch.manual_seed(0)
+    layer = nn.Module()
+    layer.weight = nn.Parameter(torch.tensor(factors, dtype=dtype)[:, None] * torch.randn(60, dtype=dtype))
+    optimizer = torch.optim.SGD([layer.weight], lr=1.0)
+    rule = SVGD("heads", **HELD, kernel=kernel, space="sphere")
+    handle = repel(layer, optimizer, rule, groups=group_stacked(layer, "weight"), force_in="step", verbose=False)
+    layer.weight.grad = torch.randn_like(layer.weight)
+    expected = layer.weight.detach() - layer.weight.grad
+    optimizer.step()
+    assert torch.equal(layer.weight, expected)
+    assert handle.report()[0].ratio == 0
+
+
+def test_the_report_of_a_kernel_that_exerts_no_force():
+    layer = nn.Module()
+    layer.weight = nn.Parameter(torch.eye(3, 8))  # orthogonal heads
+    optimizer = torch.optim.SGD([layer.weight], lr=1.0)
+    rule = SVGD("heads", **HELD, kernel="hinge", space="sphere")
+    handle = repel(layer, optimizer, rule, groups=group_stacked(layer, "weight"), force_in="step", verbose=False)
+    layer.weight.grad = torch.ones_like(layer.weight)
+    optimizer.step()
+    assert torch.equal(layer.weight, torch.eye(3, 8) - 1) and handle.report()[0].ratio == 0
+
+
+def test_a_module_without_a_gradient_stays_where_it_is():
+    torch.manual_seed(0)
+    experts = nn.ModuleList(nn.Linear(4, 3) for _ in range(3)).double()
+    optimizer = torch.optim.SGD(experts.parameters(), lr=0.5)
+    groups = group_modules(experts)
+    before = groups[0].read()
+    repel(experts, optimizer, SVGD("heads", **HELD, space="sphere"), groups=groups, force_in="step", verbose=False)
+    for expert in experts[:2]:
+        expert.weight.grad = torch.ones_like(expert.weight)
+    optimizer.step()
+    after, step = groups[0].read(), 0.5 * torch.tensor([[1.0], [1.0], [0.0]]).double().expand(3, 12)
+    force = phi(before, torch.zeros_like(before), alpha=1.0, smoothing=0.0, space="sphere")
+    shift = 0.2 * step.norm() * force / force.norm()
+    assert torch.equal(after[2], before[2]) and close(after[:2], (before - step + shift)[:2], 1e-9)
+
+
+def test_joined_heads_with_one_projection_without_a_gradient_are_skipped():
+    """As with force_in="gradient"."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.MultiheadAttention(8, 4, kdim=6, vdim=6) for _ in range(2)).double()  # q, k, v apart
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.5)
+    handle = repel(layers, optimizer, SVGD("heads", **HELD), particle="head", force_in="step", verbose=False)
+    for parameter in layers.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    layers[0].k_proj_weight.grad = None
+    expected = [parameter.detach() - 0.5 for parameter in (layers[0].v_proj_weight, layers[1].v_proj_weight)]
+    optimizer.step()
+    assert torch.equal(layers[0].v_proj_weight, expected[0]) and not torch.equal(layers[1].v_proj_weight, expected[1])
+    assert [group.skipped for group in handle.report()] == [1, 0]

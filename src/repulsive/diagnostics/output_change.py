@@ -85,8 +85,8 @@ def output_change(before: Output, after: Output, real: Tensor | None = None) -> 
         divergence = torch.zeros_like(counts)  # [B, T]; 0 for padding
         divergence[real] = _divergence(old[real], new[real]) if not real.all() else _divergence(old, new)[real]
         return divergence.sum(-1) / counts.sum(-1).clamp(min=1)
-    moved, size = (new - old).double().square().sum(-1), old.double().square().sum(-1)  # [B, T]
-    moved, size = (moved * counts).sum(-1), (size * counts).sum(-1)  # [B]
+    squares = (new - old).double().square().sum(-1), old.double().square().sum(-1)  # [B, T] each
+    moved, size = (square.masked_fill(~real, 0).sum(-1) for square in squares)  # [B]; padding may be NaN
     return (moved / size).sqrt().masked_fill(moved == 0, 0)  # zeros that stay zeros: 0, not 0 / 0
 
 

@@ -136,6 +136,28 @@ def cosines(products: Tensor, shortest: float = 0.0) -> Tensor:
     return products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
 
 
+def are_parallel(products: Tensor, tolerance: float | None = None, repulsion: Tensor | None = None) -> Tensor:
+    """Check whether all functions or heads are parallel or antiparallel, up to rounding errors: [..., M, M] -> [...].
+
+    Such functions exert no force on each other. What is left is rounding error, which a median bandwidth would scale
+    up. Zero functions count as parallel to all others.
+
+    Args:
+        products: inner products, [..., M, M].
+        tolerance: squared distance below which unit functions count as equal; by default 32 times the rounding error of
+            a product.
+        repulsion: R of a kernel, [..., M, M]; pairs that it does not repel are not checked.
+    """
+    if tolerance is None:
+        tolerance = 32 * torch.finfo(products.dtype).eps
+    wide = products.to(wide_dtype(products.device))  # squares of small products underflow in float32
+    norms2 = wide.diagonal(dim1=-2, dim2=-1)  # [..., M]
+    is_parallel = wide.square() >= (1 - tolerance) * norms2.unsqueeze(-1) * norms2.unsqueeze(-2)
+    if repulsion is not None:
+        is_parallel = is_parallel | (repulsion == 0)
+    return is_parallel.flatten(-2).all(-1)
+
+
 def mean_and_largest(similarity: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the mean and the largest value over pairs i < j: [..., M, M] -> [...], [...]; NaN for one head.
 

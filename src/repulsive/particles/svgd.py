@@ -13,9 +13,9 @@ from repulsive.errors import RuleError
 from repulsive.particles import bandwidths, kernels, priors
 from repulsive.particles.bandwidths import Bandwidth
 from repulsive.particles.collapse import warn_if_equal
-from repulsive.particles.gram import Gram, gram
+from repulsive.particles.gram import DOUBLE_ERROR, Gram, gram
 from repulsive.particles.kernels import AnyKernel, Cosine, Differentiable, Hinge, Interaction, Space
-from repulsive.particles.logits import cosines, mean_and_largest
+from repulsive.particles.logits import are_parallel, cosines, mean_and_largest
 from repulsive.particles.priors import Prior, PriorName
 from repulsive.particles.rule import (
     Coefficients,
@@ -65,8 +65,8 @@ class SVGD(Rule):
         circuits: with `space="logits"`: "qk" compares logits only; "qk+ov" also repels the outputs of heads, and moves
             v and the output projection.
         tokens: with `space="logits"`: number of tokens of a training pass on which logits are compared.
-        every: with `space="logits"`: optimizer steps between two computations of the force, which is reused in between;
-            "auto" computes it in every step at first, then less and less often.
+        every: with `space="logits"`: optimizer steps between two computations of the force, which is reused in between
+            with the same weight; "auto" computes it in every step at first, then less and less often.
         act_every: repel in one of this many optimizer steps, with a force that is as many times as strong; gradients of
             the other steps stay as they are. This costs less. It needs stepsize="heads", smoothing=0 and no prior.
 
@@ -296,6 +296,8 @@ class SVGD(Rule):
         drive = matrix @ grad
         unit = self.force_scale(theta.shape[-2]) * force
         drive_norm, unit_norm = drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1)
+        if self.space == "sphere":  # the norm of no force contains rounding errors
+            unit_norm = torch.where(are_parallel(gram(theta).inner, DOUBLE_ERROR**2), 0, unit_norm)
         alpha = self.weight_of(step, drive_norm, unit_norm)
         prior = priors.resolve(self.prior).precision * (matrix @ theta)  # excluded from the ratio
         return drive + prior - alpha[..., None, None] * unit, drive_norm, alpha, unit_norm

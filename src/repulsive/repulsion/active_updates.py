@@ -91,7 +91,7 @@ class ActiveUpdates:
                 return True
         if only_initialises_state(optimizer, self.gradients()):
             return False
-        is_trained = any(not _is_idle(group) for group in self.groups)
+        is_trained = any(not is_idle(group) for group in self.groups)
         if warns and not is_trained:
             self._warn_of_no_gradients(stacklevel=8)
         return is_trained
@@ -120,7 +120,7 @@ class ActiveUpdates:
         if any(grad is None or not p.requires_grad for p, grad in zip(parameters, gradients, strict=True)):
             active = []
             for group in self.groups:
-                if _is_idle(group):
+                if is_idle(group):
                     self.skipped[group.name] += 1
                 else:
                     active.append(group)
@@ -167,7 +167,7 @@ class ActiveUpdates:
             )
 
 
-def _is_idle(group: HeadGroup) -> bool:
+def is_idle(group: HeadGroup) -> bool:
     """Check whether a group has no gradient to follow."""
     idle = [has_nothing_to_follow(parameter) for parameter in group.parameters()]
     return all(idle) or (any(idle) and group.modules == 1)  # a module without a gradient takes part as it is

@@ -7,13 +7,15 @@ step, the weights of a group then get
 
 $$\theta \leftarrow \theta + \rho\,|\Delta|\,F / |F|,$$
 
-so that the ratio $\rho$ of the rule holds for the change of the weights, whatever the optimizer does.
+so that the ratio $\rho$ of the rule holds for the change of the weights, whatever the optimizer does. Nothing is added
+if $F$ is zero or a rounding error, as between parallel heads on the sphere.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,11 +24,14 @@ from torch.optim import Optimizer
 from repulsive.errors import RuleError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.sharded_tensors import is_sharded
-from repulsive.particles.gram import compute_dtype, full_precision, gram
+from repulsive.particles.gram import DOUBLE_ERROR, apply_matrix, compute_dtype, full_precision, gram
+from repulsive.particles.logits import are_parallel
 from repulsive.particles.rule import Rule, copy_with
 from repulsive.particles.svgd import RATIO, SVGD
+from repulsive.repulsion.active_updates import is_idle
 from repulsive.repulsion.cuda_graphs import is_capturing
-from repulsive.repulsion.measured import ALPHA, DISTANCE, DRIVE, REPULSION, Columns, Measured
+from repulsive.repulsion.measured import ALPHA, DRIVE, REPULSION, Columns, Measured
+from repulsive.repulsion.optimizers import has_nothing_to_follow
 from repulsive.repulsion.settings import ForcePlace
 
 # A ratio in the gradient, and what Muon makes of it in one step, and in steps with their momentum (results/optimizers).
@@ -50,7 +55,8 @@ class StepForce:
         self._unit_rule = copy_with(rule, alpha=1.0, ratio=RATIO, prior="uniform", act_every=1)
         self._rule = rule
         self._groups = groups
-        self._before: list[Tensor] = []  # heads of each group before the step
+        self._before: list[tuple[HeadGroup, Tensor]] = []  # groups that have gradients, and their heads before the step
+        self._idle: set[int] = set()  # ids of parameters without a gradient
 
     def remember(self) -> None:
         """Copy the weights of all heads; call it before the optimizer changes them.
@@ -60,7 +66,9 @@ class StepForce:
         """
         if any(is_sharded(parameter) for group in self._groups for parameter in group.parameters()):
             raise UnsupportedWeights("force_in='step' does not support sharded weights; use force_in='gradient'")
-        self._before = [group.read() for group in self._groups]  # [M, D] each
+        self._before = [(group, group.read()) for group in self._groups if not is_idle(group)]  # [M, D] each
+        parameters = [parameter for group, _ in self._before for parameter in group.parameters()]
+        self._idle = {id(parameter) for parameter in parameters if has_nothing_to_follow(parameter)}
 
     @torch.no_grad()
     def add(self, step: int) -> None:
@@ -70,35 +78,66 @@ class StepForce:
             step: optimizer steps taken before this one, for schedules.
         """
         ratio = self._rule.value_at("ratio", step) * (1 if is_capturing() else self.gradient_rule.act_every)
-        for group, before in zip(self._groups, self._before, strict=True):
-            theta = before.to(compute_dtype(before))
-            taken = (group.read().to(theta.dtype) - theta).norm()
-            force = self._force(theta, step)
+        for group, before in self._before:
+            force = self._force(before, step)
+            taken = (group.read().to(force.dtype) - before.to(force.dtype)).norm()
             norm = force.norm()
             scale = torch.where(norm > 0, ratio * taken / torch.where(norm > 0, norm, 1.0), 0.0)
-            _add_to_heads(group, scale * force)
+            self._add_to_heads(group, scale * force)
         self._before = []
 
     def corrected(self, measured: Sequence[Measured], step: int) -> list[Measured]:
         """Return measurements of the gradients with the repulsion that follows the step, in the same units.
 
-        The ratio |repulsion| / |drive| is that of the weights' change. `alpha` has no meaning here, and is NaN.
+        The ratio |repulsion| / |drive| is that of the weights' change. `alpha` has no meaning here, and is NaN. Call it
+        after `remember`.
         """
+        if not measured:
+            return []
         ratio = self._rule.value_at("ratio", step)
+        has_force = {group.name: self._force(before, step).any() for group, before in self._before}
 
-        def correct(columns: Columns) -> None:
-            pairs = zip(columns[DRIVE], columns[DISTANCE], strict=True)
-            columns[REPULSION] = [ratio * drive if distance > 0 else 0.0 for drive, distance in pairs]
+        def correct(rows: Mapping[str, int], columns: Columns) -> None:
+            for name, row in rows.items():
+                columns[REPULSION][row] = ratio * columns[DRIVE][row] if has_force[name] else 0.0
             columns[ALPHA] = [math.nan] * len(columns[ALPHA])
 
-        return [one.changed(correct) for one in measured]
+        return [one.changed(partial(correct, one.rows)) for one in measured]
 
-    def _force(self, theta: Tensor, step: int) -> Tensor:
-        """Compute the repulsive force at alpha = 1, [M, D]: zero for equal heads."""
+    @torch.no_grad()
+    def _force(self, heads: Tensor, step: int) -> Tensor:
+        """Compute the repulsive force at alpha = 1, [M, D], in the dtype of computation; zero if it is rounding error.
+
+        A rounding error must not be scaled up to the target ratio; see `SVGD.weight_of`.
+        """
+        theta = heads.to(compute_dtype(heads))
         with full_precision(theta.device):
-            are_equal = gram(theta).squared_distances.amax() == 0  # the norm of no force contains rounding errors
-            descended = self._unit_rule.direction(theta, torch.zeros_like(theta), step)
-        return torch.where(are_equal, 0.0, -descended)
+            products = gram(theta)
+            is_none = products.squared_distances.amax() == 0
+            if not self._unit_rule.has_matrix_form:
+                force = -self._unit_rule.direction(theta, torch.zeros_like(theta), step)
+                if self._unit_rule.space == "sphere":
+                    is_none = are_parallel(products.inner, DOUBLE_ERROR**2)
+            else:
+                matrix = self._unit_rule.coefficients(products, step=step).force
+                assert matrix is not None
+                force = -apply_matrix(matrix, theta)
+                is_none = is_none | (products.norm_of(matrix) <= products.rounding_of(matrix))
+        return torch.where(is_none, 0.0, force)
+
+    def _add_to_heads(self, group: HeadGroup, shift: Tensor) -> None:
+        """Add `shift` [M, D] to the weights of a group's heads; modules without a gradient stay where they are."""
+        heads = group.slices[0].num_heads  # of one module
+        column = 0
+        for run in group.runs():
+            part = shift[:, column : column + run[0].dim]  # [M, D of this parameter]
+            column += run[0].dim
+            for module, piece in enumerate(run):
+                if id(piece.parameter()) in self._idle:
+                    continue
+                weight = piece.parameter().detach()
+                current = piece.take(weight)  # [M of this module, D]
+                piece.put(weight, current + part[module * heads : (module + 1) * heads].to(current.dtype))
 
 
 def refusal(rule: Rule | None, groups: Sequence[HeadGroup]) -> str | None:
@@ -160,16 +199,3 @@ def orthogonalises(optimizer: Optimizer, groups: Sequence[HeadGroup]) -> bool:
     heads = {id(parameter) for group in groups for parameter in group.parameters()}
     entries = [entry for entry in optimizer.param_groups if any(id(p) in heads for p in entry["params"])]
     return any(entry.get("use_muon", True) for entry in entries)
-
-
-def _add_to_heads(group: HeadGroup, shift: Tensor) -> None:
-    """Add `shift` [M, D] to the weights of a group's heads."""
-    heads = group.slices[0].num_heads  # of one module
-    column = 0
-    for run in group.runs():
-        part = shift[:, column : column + run[0].dim]  # [M, D of this parameter]
-        column += run[0].dim
-        for module, piece in enumerate(run):
-            weight = piece.parameter().detach()
-            current = piece.take(weight)  # [M of this module, D]
-            piece.put(weight, current + part[module * heads : (module + 1) * heads].to(current.dtype))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from repulsive.particles.gram import compute_dtype, full_precision
-from repulsive.particles.logits import Circuits, centre_keys, cosines, function_gram, mean_and_largest
+from repulsive.particles.logits import Circuits, are_parallel, centre_keys, cosines, function_gram, mean_and_largest
 from repulsive.particles.rule import mean_distance
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.norms import stack_formulas
@@ -166,7 +166,8 @@ def _force_of_equal_shapes(
     norms = torch.stack([torch.linalg.vector_norm(f.flatten(1), dim=1) for f in (*on_query, *on_key)])
     norms = torch.linalg.vector_norm(norms, dim=0)  # [L]
     drive = None if drives is None else rows_of(drives, members).to(norms)
-    alpha = rule.weight_of(step, drive, norms)
+    is_none = are_parallel(products, repulsion=interaction.repulsion)
+    alpha = torch.where(is_none, 0.0, rule.weight_of(step, drive, norms))
     query_parts, key_parts = (
         [(f * alpha.to(f.dtype).view(-1, *[1] * (f.ndim - 1))).unbind(0) for f in side] for side in (on_query, on_key)
     )
