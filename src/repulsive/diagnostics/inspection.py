@@ -13,6 +13,7 @@ from repulsive.diagnostics.head_kinds import HeadKinds, head_kinds
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, hookable_layers
 from repulsive.diagnostics.hooks.calling import evaluating, items_in
 from repulsive.diagnostics.hooks.measure_batches import measure_batches
+from repulsive.diagnostics.hooks.measured_layers import find_measured_heads
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.layer_names import short_names
@@ -22,8 +23,8 @@ from repulsive.diagnostics.output_change import OutputChange, label_free_loss
 from repulsive.diagnostics.redundancy import Ablation, Curve, pruning_curve
 from repulsive.diagnostics.similarity import Diversity, Pair, of_weights
 from repulsive.diagnostics.untrained_baseline import SPACES, TWINS, AgainstChance, against_chance
-from repulsive.errors import NoHeadsFound, RepulsiveError, SelectionError
-from repulsive.heads import HeadGroup, find_heads
+from repulsive.errors import RepulsiveError, SelectionError
+from repulsive.heads import HeadGroup
 
 _TOKEN_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 _KINDS_LENGTH = 24  # tokens of each half of the generated inputs, if the model has enough positions
@@ -107,12 +108,7 @@ def inspect_heads(
     Raises:
         NoHeadsFound: the model has no heads.
     """
-    try:
-        groups = find_heads(model)
-    except NoHeadsFound:
-        if not batches:
-            raise
-        groups = find_heads(model, batches[0])
+    groups = find_measured_heads(model, batches[0] if batches else None)
     diversity = {"weights": of_weights(groups)}
     out = traced_projections(model, groups, batches[0]) if batches else None
     layers, problems = hookable_layers(model, groups, out=out)

@@ -102,6 +102,15 @@ def test_finding_an_output_projection_changes_nothing():
     assert not model[1].vals.weight.requires_grad and all(p.grad is None for p in model.parameters())
 
 
+def test_an_output_projection_is_not_trusted_for_its_name():
+    model = own().model
+    model[1].proj = nn.Linear(12, 12).double()  # a usual name, but it projects the inputs
+    model[1].register_forward_pre_hook(lambda module, args: module.proj(args[0]))
+    handle = repel(model, torch.optim.AdamW(model.parameters()), VALUES, example_inputs=ids(), verbose=False)
+    outputs = [group.slices[0].parameter_name for group in handle.groups if group.part == "o"]
+    assert outputs == ["1.mix.weight", "2.mix.weight"]
+
+
 def test_layers_without_queries_are_left_out_of_value_circuits():
     from repulsive.lab.systems.classification.model import AdditiveAttention
 
