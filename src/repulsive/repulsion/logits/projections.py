@@ -15,7 +15,7 @@ from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, module_of, unwrap
 from repulsive.heads.products.per_head_weights import PerHeadSlice
 from repulsive.heads.sharded_tensors import is_sharded
-from repulsive.heads.token_order import is_time_first
+from repulsive.heads.token_order import projects_time_first
 
 # Weights of an `nn.MultiheadAttention` with kdim or vdim, in the order of their shares of `in_proj_bias`.
 _SEPARATE = ("q_proj_weight", "k_proj_weight", "v_proj_weight")
@@ -231,7 +231,7 @@ def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: d
             "layer with match=..., or choose space='sphere'"
         )
     added = added_bias(attention, group)
-    changes = added, norm_between(attention, group.part), clip_limit(attention), is_time_first(attention)
+    changes = added, norm_between(attention, group.part), clip_limit(attention), projects_time_first(attention)
     more = (Target(added, is_bias=True),) if added is not None and added.parameter().requires_grad else ()
     adapted = _adapted(part, modules)
     if adapted is not None:
