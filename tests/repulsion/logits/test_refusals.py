@@ -111,6 +111,13 @@ def test_an_output_projection_is_not_trusted_for_its_name():
     assert outputs == ["1.mix.weight", "2.mix.weight"]
 
 
+def test_graph_attention_is_refused_although_it_has_queries_and_keys():
+    layers = pytest.importorskip("torch_geometric.nn")
+    model = nn.Sequential(layers.TransformerConv(8, 4, heads=2))
+    with pytest.raises(RuleError, match=r"0\.q: TransformerConv attends along the edges of a graph, .*space='sphere'"):
+        repel(model, torch.optim.AdamW(model.parameters()), RULE)
+
+
 def test_layers_without_queries_are_left_out_of_value_circuits():
     from repulsive.lab.systems.classification.model import AdditiveAttention
 
