@@ -33,6 +33,21 @@ class Interleaved(nn.Module):
         return self.get_submodule(self.out_name)(heads)
 
 
+class ReadsTokens(nn.Module):
+    """A model with `input_ids` and an attention class that has no attribute for the number of heads."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.attention = nn.Embedding(40, M * D), Interleaved()
+        del self.attention.num_heads
+
+    def get_input_embeddings(self):
+        return self.embed
+
+    def forward(self, input_ids):
+        return self.attention(self.embed(input_ids))
+
+
 @pytest.fixture
 def model():
     torch.manual_seed(0)
@@ -80,3 +95,14 @@ def test_captures_and_ablations_find_classes_without_usual_names():
     model = nn.Sequential(Interleaved("mix"))
     assert capture(model, X).layers[0].layer.projection == "0.mix"
     assert ablate_output(model, [X]).items.shape == (M, len(X))
+
+
+def test_kinds_of_heads_are_those_of_an_unknown_class():
+    torch.manual_seed(0)
+    model = ReadsTokens()
+    batch = {"input_ids": torch.randint(40, (4, 6))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        inspection = inspect_heads(model, [batch], twins=1)
+    assert inspection.kinds is not None and inspection.kinds.scores["previous token"].shape == (1, M)
+    assert not any("labelled" in note for note in inspection.notes)

@@ -122,7 +122,8 @@ def inspect_heads(
     if not layers:
         return Inspection(groups, [], diversity, notes=(*notes, *circuits.notes), circuits=circuits)
     measured = measure_batches(model, batches, layers, shown=shown)
-    kinds, kinds_notes = _kinds(model, batches[0], layers, separators, twins, seed)
+    is_listed = all(group.proof == "table" for group in groups)
+    kinds, kinds_notes = _kinds(model, batches[0], layers, is_listed, separators, twins, seed)
     notes = [*notes, *measured.notes, *circuits.notes, *kinds_notes]
     loss = label_free_loss(torch.Generator().manual_seed(seed), layers)
     importance = first_order_importance(model, loss, batches, layers=layers)
@@ -150,14 +151,23 @@ def inspect_heads(
 
 
 def _kinds(
-    model: nn.Module, batch: Any, layers: Sequence[AttentionLayer], separators: Sequence[int], twins: int, seed: int
+    model: nn.Module,
+    batch: Any,
+    layers: Sequence[AttentionLayer],
+    is_listed: bool,
+    separators: Sequence[int],
+    twins: int,
+    seed: int,
 ) -> tuple[HeadKinds | None, list[str]]:
-    """Label the kinds of heads if the model reads token ids; otherwise a note says why not."""
+    """Label the kinds of heads if the model reads token ids; otherwise a note says why not.
+
+    Heads of classes that the family table does not list are proved on the batch.
+    """
     keys = set(batch) if isinstance(batch, Mapping) else set()
     if "input_ids" not in keys or keys - _TOKEN_INPUTS:
         return None, ["kinds of heads are not labelled: the model does not read input_ids alone"]
     try:
-        heads = Heads(model)
+        heads = Heads(model, None if is_listed else batch)
         result = head_kinds(heads, separators=separators, length=_kinds_length(model), twins=twins, seed=seed)
         rows = [[name for name, _ in heads.shape].index(layer.name) for layer in layers]
         return replace(result, scores={kind: values[rows] for kind, values in result.scores.items()}), []
