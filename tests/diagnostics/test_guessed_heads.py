@@ -90,6 +90,12 @@ def test_a_guess_without_inputs_is_a_warning(measure, model):
         measure(nn.MultiheadAttention(8, 2))
 
 
+def test_an_inspection_without_inputs_says_that_heads_are_a_guess(model):
+    (note,) = inspect_heads(model, []).notes
+    assert "0.q and 2 more are a guess" in note
+    assert inspect_heads(nn.MultiheadAttention(8, 2), []).notes == ()
+
+
 def test_captures_and_ablations_find_classes_without_usual_names():
     torch.manual_seed(0)
     model = nn.Sequential(Interleaved("mix"))

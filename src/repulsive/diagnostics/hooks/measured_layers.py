@@ -43,13 +43,19 @@ def find_measured_layers(model: nn.Module, inputs: object) -> list[AttentionLaye
     return find_attention_layers(model, groups, out=out)
 
 
+def guess_message(groups: Sequence[HeadGroup]) -> str:
+    """Describe the heads whose rows are a guess from names and shapes; "" if there are none."""
+    guesses = [group.name for group in groups if group.proof == "guess"]
+    if not guesses:
+        return ""
+    more = f" and {len(guesses) - 1} more" if len(guesses) > 1 else ""
+    return (
+        f"the heads of {guesses[0]}{more} are a guess from names and shapes, and numbers about them may be wrong; "
+        "pass example_inputs=..., or --example on the command line, to prove them"
+    )
+
+
 def warn_about_guesses(groups: Sequence[HeadGroup], stacklevel: int) -> None:
     """Warn if the rows of some heads are a guess from names and shapes."""
-    guesses = [group.name for group in groups if group.proof == "guess"]
-    if guesses:
-        more = f" and {len(guesses) - 1} more" if len(guesses) > 1 else ""
-        warnings.warn(
-            f"the heads of {guesses[0]}{more} are a guess from names and shapes, and numbers about them may be wrong; "
-            "pass example_inputs=... to prove them",
-            stacklevel=stacklevel + 1,
-        )
+    if message := guess_message(groups):
+        warnings.warn(message, stacklevel=stacklevel + 1)
