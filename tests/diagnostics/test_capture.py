@@ -232,7 +232,8 @@ def test_an_unknown_output_projection_can_be_named():
     with pytest.raises(HeadLayoutError, match="is not a projection that takes 4 heads of size 6"):
         find_attention_layers(model, out={"": "linears.7"})
     with pytest.raises(HeadLayoutError, match=r"never called linears\.3"):
-        capture(model, x)
+        capture(model, x, layers=find_attention_layers(model))
+    assert capture(model, x).layers[0].layer.module is model.linears[4]
     named = find_attention_layers(model, out={"": "linears.4"})
     assert named[0].module is model.linears[4]
     assert capture(model, x, layers=named).layers[0].outputs[0].shape == (2, 5, 4, 6)

@@ -189,5 +189,5 @@ class Flat(Lens):
 
 
 def test_an_output_weight_without_an_axis_for_heads_is_refused():
-    with pytest.raises(HeadLayoutError, match=r"found no output projection that takes 4 heads of size 6 \(a module"):
+    with pytest.raises(HeadLayoutError, match=r"found no output projection that takes 4 heads of size 6, one after"):
         Heads(Flat(), X)

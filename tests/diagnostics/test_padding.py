@@ -1,5 +1,7 @@
 """Padding is left out in the same way by `Heads`, the monitor and `space="logits"`, also if only layers get a mask."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,8 @@ from repulsive.diagnostics.hooks.measure_batches import measure_batches
 from repulsive.diagnostics.output_ablation import ablate_output
 from repulsive.diagnostics.output_change import OutputChange, label_free_loss
 from repulsive.diagnostics.redundancy import head_ablation
+from repulsive.heads.padding import are_tokens
+from tests.repulsion.logits.changed_models import CHANGED
 
 VALID = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
 X = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(3))
@@ -198,3 +202,32 @@ def test_queries_of_cross_attention_are_tokens_of_the_decoder():
         for (number, part), sample in handle._logits.sampler.samples.items()
     }
     assert real["cross", "q"] == real["decoder", "q"] == 7 and real["cross", "k"] == real["encoder", "k"] == 10
+
+
+LARGE = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected"),
+    [
+        ([[True, False]], [[True, False]]),
+        ([[1, 0]], [[True, False]]),
+        ([[1.0, 0.0]], [[True, False]]),
+        ([[0.0, -LARGE]], [[True, False]]),  # added to logits
+        ([[0.0, -math.inf]], [[True, False]]),
+        ([[0.0, 0.0]], [[True, True]]),  # added to logits, without padding
+        ([[LARGE, 0.0]], [[True, True]]),  # the same, with global attention of the first token, as in Longformer
+        ([[LARGE, -LARGE]], [[True, False]]),
+        ([[2.0, 0.0]], [[True, False]]),  # Longformer's own mask: 2 is a token with global attention
+    ],
+)
+def test_masks_of_numbers_may_be_added_to_logits(mask, expected):
+    assert are_tokens(torch.tensor(mask)).tolist() == expected
+
+
+def test_a_monitor_reads_masks_that_layers_add_to_logits():
+    case = CHANGED["longformer"]()
+    with HeadMonitor(case.model.train(), every=1) as monitor:
+        case.call().sum().backward()
+        monitor.step()
+    assert [len(layer.written) for layer in monitor.history[0].layers] == [3, 3]

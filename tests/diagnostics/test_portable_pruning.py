@@ -31,6 +31,15 @@ ENCODER = {
 }
 VISION = {**ENCODER, "image_size": 16, "patch_size": 4}
 T5 = {"vocab_size": 60, "d_model": 48, "d_ff": 64, "d_kv": 8, "num_layers": 2, "num_heads": 6}
+LATENT = {k: v for k, v in GROUPED.items() if k != "head_dim"} | {  # head_dim is that of rotary positions
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 2,
+}
 PORTABLE = {
     "LlamaForCausalLM": ("LlamaConfig", GROUPED),
     "Qwen2ForCausalLM": ("Qwen2Config", GROUPED),
@@ -39,6 +48,7 @@ PORTABLE = {
     "GemmaForCausalLM": ("GemmaConfig", GROUPED),
     "Phi3ForCausalLM": ("Phi3Config", GROUPED),
     "T5ForConditionalGeneration": ("T5Config", T5),
+    "DeepseekV3ForCausalLM": ("DeepseekV3Config", LATENT),
     "ViTModel": ("ViTConfig", {k: v for k, v in VISION.items() if k != "vocab_size"}),
 }
 REFUSED = {
@@ -189,4 +199,15 @@ def test_a_smaller_model_that_computes_something_else_is_refused():
     with torch.no_grad():
         smaller.model.layers[0].self_attn.q_proj.weight[0] += 1
     with pytest.raises(HeadLayoutError, match="differs from the ablated model"):
+        prove_equal(heads, selection, smaller, inputs)
+
+
+def test_a_smaller_model_that_does_not_run_is_refused():
+    model = build("LlamaForCausalLM", *PORTABLE["LlamaForCausalLM"])
+    inputs = inputs_of(model)
+    heads = Heads(model, inputs)
+    selection = select_heads(heads, scores_of(heads), 0.67)
+    smaller = prune_portably(heads, selection, inputs)
+    smaller.model.layers[0].self_attn.head_dim = 5
+    with pytest.raises(HeadLayoutError, match=r"LlamaForCausalLM does not run with 4 heads: .* Nothing was written"):
         prove_equal(heads, selection, smaller, inputs)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import flex_attention
 
 from repulsive import HeadMonitor, Heads, find_heads
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
@@ -63,7 +64,7 @@ def test_any_name_is_found_and_the_model_stays_as_it_is():
 
 def test_a_projection_that_mixes_heads_first_is_refused_with_the_remedy():
     with pytest.raises(
-        HeadLayoutError, match=r'found no output .*pass example_inputs=.*, or name it: out=\{"layers\.0": "dotted'
+        HeadLayoutError, match=r'found no output .* in a trace; if there is one, name it: out=\{"layers\.0": "dotted'
     ):
         Heads(Blocks(mixed=True), X)
     named = {f"layers.{i}": f"layers.{i}.mix" for i in range(2)}
@@ -102,3 +103,77 @@ def test_a_monitor_measures_an_own_class():
         assert [layer.label for layer in monitor.history[0].layers] == ["layer 0", "layer 1"]
     with HeadMonitor(model, probe=X) as monitor:
         assert len(monitor.measure().layers) == 2
+
+
+class Usual(nn.Module):
+    """Names as in timm: `proj` should be the output projection, and takes the heads one after the other."""
+
+    def __init__(self, wanted="proj", values=nn.Linear):
+        super().__init__()
+        torch.manual_seed(0)
+        self.num_heads, self.wanted = M, wanted
+        self.q, self.k, self.v = nn.Linear(24, M * D), nn.Linear(24, M * D), values(24, M * D)
+        self.proj, self.last = nn.Linear(24, 24), nn.Linear(M * D, 24)
+        self.norm = nn.LayerNorm(M * D)
+
+    def attend(self, q, k, v):
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    def forward(self, x):
+        x = self.proj(x) if self.wanted == "last" else x
+        q, k, v = (layer(x).unflatten(-1, (M, D)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        heads = self.attend(q, k, v).transpose(1, 2)  # [B, T, M, d]
+        heads = (heads.mT if self.wanted == "none" else heads).flatten(2)
+        return getattr(self, "last" if self.wanted == "last" else "proj")(
+            self.norm(heads) if self.wanted == "norm" else heads
+        )
+
+
+@pytest.mark.parametrize("wanted", ["proj", "norm", "last"])
+def test_a_usual_name_is_tested(wanted):
+    model = nn.Sequential(Usual(wanted))
+    projection = "last" if wanted == "last" else "proj"
+    heads = Heads(model, X)
+    assert heads.layers[0].projection == f"0.{projection}"
+    with heads.ablated([(0, 1)]):
+        ablated = model(X)
+    with torch.no_grad():
+        getattr(model[0], projection).weight[:, D : 2 * D] = 0
+    torch.testing.assert_close(ablated, model(X))
+
+
+def test_a_usual_name_that_takes_the_features_of_all_heads_in_turns_is_refused():
+    model = nn.Sequential(Usual("none"))
+    with pytest.raises(HeadLayoutError, match=r"found no output projection .* one after the other .* in a trace; if"):
+        Heads(model, X)
+    notes = inspect_heads(model, [X], twins=0).notes
+    assert any("found no output projection" in note for note in notes)
+
+
+def test_a_layer_that_runs_twice_keeps_its_usual_name():
+    shared = Usual()
+    model = nn.Sequential(shared, shared)
+    assert [layer.projection for layer in Heads(model, X).layers] == ["0.proj"]
+
+
+class FlexAttention(Usual):
+    def attend(self, q, k, v):
+        return flex_attention(q, k, v)
+
+
+class Convolution(nn.Conv1d):
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs, 1)
+
+    def forward(self, x):
+        return super().forward(x.mT).mT
+
+
+def test_flex_attention_is_traced_on_a_cpu():
+    assert Heads(nn.Sequential(FlexAttention()), X).layers[0].projection == "0.proj"
+
+
+def test_values_of_a_convolution_are_traced():
+    model = nn.Sequential(Usual(values=Convolution))
+    del model[0].num_heads
+    assert Heads(model, X).layers[0].projection == "0.proj"

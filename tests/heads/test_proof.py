@@ -111,6 +111,26 @@ def test_classes_that_a_survey_has_proved_are_in_the_table() -> None:
     assert {g.proof for g in find_heads(own)} == {"table"}
 
 
+@pytest.mark.parametrize("name", ["Swin", "BigBird", "BigBirdPegasus"])
+def test_swin_and_full_attention_of_big_bird_are_in_the_table(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 30, "max_position_embeddings": 16}
+    encoder = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    seq2seq = {f"{side}_{size}": n for side in ("encoder", "decoder") for size, n in (("layers", 1), ("ffn_dim", 8))}
+    seq2seq |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "d_model": 8}
+    settings: dict[str, Any] = {
+        "Swin": {"image_size": 16, "patch_size": 2, "embed_dim": 8, "depths": [2], "num_heads": [2], "window_size": 4},
+        "BigBird": {**sizes, **encoder, "attention_type": "original_full"},
+        "BigBirdPegasus": {**sizes, **seq2seq, "attention_type": "original_full"},
+    }[name]
+    model = getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**settings))
+    ids = torch.randint(3, 30, (2, 6))
+    inputs = {"pixel_values": torch.randn(2, 3, 16, 16)} if name == "Swin" else {"input_ids": ids}
+    inputs |= {"decoder_input_ids": ids} if name == "BigBirdPegasus" else {}
+    assert {group.proof for group in find_heads(model)} == {"table"}
+    assert {report.status for report in verify_heads(model, inputs)} == {"verified"}
+
+
 def test_a_custom_processor_makes_a_surveyed_class_a_guess() -> None:
     model = Transformer(TransformerConfig.small(10))
     for module in model.modules():

@@ -219,3 +219,34 @@ def test_half_precision_and_padding() -> None:
     model, example = build("bert, eager")
     example["attention_mask"] = torch.tensor([[1] * 7, [1] * 4 + [0] * 3])
     assert {r.status for r in verify_heads(model.to(torch.bfloat16), example)} == {"verified"}
+
+
+class Cached(nn.Module):
+    """Attention with a bias that evaluation mode caches and `train()` clears, as in LeViT of timm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.bias, self.frozen = nn.Parameter(torch.zeros(8)), nn.Dropout(0.5).eval()
+        self.cache: torch.Tensor | None = None
+
+    def train(self, mode: bool = True) -> Cached:
+        super().train(mode)
+        self.frozen.eval()
+        self.cache = None if mode else self.cache
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training and self.cache is None:
+            self.cache = 2 * self.bias
+        x = x + (2 * self.bias if self.cache is None else self.cache)
+        return self.frozen(self.attention(x, x, x, need_weights=False)[0])
+
+
+def test_training_mode_is_restored_by_train_so_that_caches_are_cleared() -> None:
+    model = Cached().train()
+    model.attention.out_proj.eval()
+    flags, x = [module.training for module in model.modules()], torch.randn(2, 4, 8)
+    verify_heads(model, x)
+    assert model.cache is None
+    assert [module.training for module in model.modules()] == flags

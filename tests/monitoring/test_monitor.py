@@ -477,3 +477,26 @@ def test_a_copied_model_refers_to_the_monitor_of_the_original():
     with HeadMonitor(model) as monitor:
         model.monitor = monitor
         assert copy.deepcopy(model).monitor is monitor
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_a_model_that_is_one_attention_layer_is_measured(batch_first):
+    class Model(nn.Module):
+        def __init__(self, attention):
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, x):
+            return self.attention(x, x, x)
+
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(16, 4, batch_first=batch_first)
+    x, measured = torch.randn(3, 6, 16), []
+    for model, inputs in ((attention, (x, x, x)), (Model(attention), (x,))):
+        with HeadMonitor(model, every=1) as monitor:
+            for _ in range(2):
+                model(*inputs)[0].sum().backward()
+                monitor.step()
+        assert [measurement.step for measurement in monitor.history] == [0, 1]
+        measured.append([(layer.entropy, layer.written, layer.cosine) for layer in monitor.history[1].layers])
+    assert measured[0] == measured[1]

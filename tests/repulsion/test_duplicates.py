@@ -74,13 +74,13 @@ def test_heads_too_close_for_the_ratio_are_still_pushed_apart(backend):
     assert 0.01 * RATIO < actual < 1.05 * RATIO
 
 
-def collapse_warnings(rule, equal: int, apart: float = 0.0) -> list[str]:
+def collapse_warnings(rule, equal: int, apart: float = 0.0, scale: float = 1.0) -> list[str]:
     """Give the first heads of q the same weights, take three steps, and return the warnings about it."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 4, 16, dropout=0.0, batch_first=True)
     with torch.no_grad():
         heads = layer.self_attn.in_proj_weight[:16].view(4, 4, 16)
-        heads[:equal] = heads[:1] + apart * torch.randn(equal, 4, 16)
+        heads[:equal] = scale * heads[:1] + apart * torch.randn(equal, 4, 16)
     layer.to(DEVICE)
     optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3)
     repel(layer, optimizer, rule, parts="q", verbose=False)
@@ -112,3 +112,9 @@ def test_equal_heads_are_warned_about_with_every_kernel(rule, backend):
 @pytest.mark.parametrize("rule", [SPOS(), SGLD(), None], ids=str)
 def test_noise_separates_equal_heads(rule):
     assert collapse_warnings(rule, 2) == []
+
+
+def test_new_lora_adapters_are_no_problem_without_smoothing(backend):
+    assert collapse_warnings("recommended", 4, scale=0.0) == []
+    (warning,) = collapse_warnings("paper", 4, scale=0.0)
+    assert "all heads of a group are equal" in warning

@@ -127,3 +127,22 @@ def test_ctrl_c_while_torch_is_imported(tmp_path, words):
 def test_other_programs_keep_their_excepthook():
     code = "import sys; before = sys.excepthook; import repulsive; assert sys.excepthook is before"
     subprocess.run([sys.executable, "-c", code], env=tiny.environment(), check=True)
+
+
+def test_ctrl_c_during_an_import_does_not_show_the_errors_of_extension_modules(tmp_path):
+    """Modules such as NumPy's turn a KeyboardInterrupt into an ImportError, and pybind11 aborts the process."""
+    (tmp_path / "extension.py").write_text(
+        "import time\nprint('loading', flush=True)\ntry:\n    time.sleep(60)\n"
+        "except KeyboardInterrupt:\n    raise ImportError('cannot load module more than once per process')\n"
+    )
+    code = "import sys; sys.argv[0] = 'repulsive'; import repulsive.safety; import extension"
+    env = tiny.environment()
+    env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{env['PYTHONPATH']}"
+    words = [sys.executable, "-c", code]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, env=env, text=True, preexec_fn=tiny.default_signals, **pipes) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "repulsive: stopped\n")

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, output_weight
 from repulsive.diagnostics.hooks.calling import TokenMask
+from repulsive.diagnostics.hooks.measured_layers import find_measured_heads
 from repulsive.diagnostics.hooks.qkv_layers import find_qkv_layers
 from repulsive.diagnostics.hooks.qkv_samples import QKVSamples
 from repulsive.diagnostics.hooks.qkv_sampling import sample_qkv
@@ -34,7 +35,7 @@ from repulsive.diagnostics.permuted_heads import BetweenLayers, LayerHeads, Perm
 from repulsive.diagnostics.sequence_jackknife import count_groups, jackknife_interval
 from repulsive.diagnostics.similarity import Pair
 from repulsive.errors import DivergedError, HeadLayoutError, RuleError
-from repulsive.heads import HeadGroup, find_heads
+from repulsive.heads import HeadGroup
 from repulsive.heads.module_paths import module_of
 from repulsive.particles.gram import full_precision, wide_dtype
 from repulsive.particles.logits import Circuits, cosines, mean_and_largest
@@ -145,7 +146,7 @@ def circuit_similarity(
             their masks, does not count.
         tokens: maximum number of tokens to sample.
         seed: random seed of the sample.
-        groups: the result of `find_heads` for all parts; None calls `find_heads`.
+        groups: the result of `find_heads` for all parts; None finds them, and proves guesses on the first batch.
         queries: called with a batch and "encoder", "decoder" or "cross"; returns which query tokens count, bool [B, T],
             or None for all. By default padding is left out.
         keys: like `queries`, for the tokens of keys and values.
@@ -163,7 +164,7 @@ def circuit_similarity(
     """
     if tokens < 1 or not len(batches):
         raise ValueError(f"{len(batches)} batches and tokens={tokens}: need at least one of each")
-    groups = find_heads(model) if groups is None else groups
+    groups = find_measured_heads(model, batches[0]) if groups is None else groups
     layers, left_out = find_qkv_layers(model, groups)
     result = Similarities(left_out=left_out)
     across: dict[str, list[LayerHeads]] = {"logits": [], "ov": []}

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repulsive.diagnostics.hooks.measured_layers import find_measured_heads
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.untrained_twin import untrained_twin
 from repulsive.errors import SelectionError
@@ -83,15 +84,23 @@ def head_kinds(
     Raises:
         SelectionError: the vocabulary is unknown or too small.
     """
-    heads = model if isinstance(model, Heads) else Heads(model)
-    ids = _repeated_tokens(vocabulary or _embeddings(heads.model), separators, length, batch, seed)
+    inner = model.model if isinstance(model, Heads) else model
+    ids = _repeated_tokens(vocabulary or _embeddings(inner), separators, length, batch, seed)
+    heads = model if isinstance(model, Heads) else _heads_on(model, ids)
     scores = score_kinds(heads, ids, separators)
     thresholds = dict.fromkeys(scores, LOWEST)
     for number in range(twins):
-        untrained = score_kinds(Heads(untrained_twin(heads.model, seed + number)), ids, separators)
+        untrained = score_kinds(_heads_on(untrained_twin(inner, seed + number), ids), ids, separators)
         for kind, values in untrained.items():
             thresholds[kind] = max(thresholds[kind], float(values[~values.isnan()].max()))
     return HeadKinds(scores, thresholds)
+
+
+def _heads_on(model: nn.Module, ids: Tensor) -> Heads:
+    """Find the heads of a model, and prove them on token ids if the family table does not list their classes."""
+    inputs = {"input_ids": ids.to(next(model.parameters()).device)}
+    is_listed = all(group.proof == "table" for group in find_measured_heads(model, inputs))
+    return Heads(model) if is_listed else Heads(model, inputs)
 
 
 def score_kinds(heads: Heads, ids: Tensor, separators: Sequence[int] = ()) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ from repulsive.diagnostics.head_kinds import HeadKinds, head_kinds
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, hookable_layers
 from repulsive.diagnostics.hooks.calling import evaluating, items_in
 from repulsive.diagnostics.hooks.measure_batches import measure_batches
+from repulsive.diagnostics.hooks.measured_layers import find_measured_heads, guess_message
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.layer_names import short_names
@@ -22,8 +23,8 @@ from repulsive.diagnostics.output_change import OutputChange, label_free_loss
 from repulsive.diagnostics.redundancy import Ablation, Curve, pruning_curve
 from repulsive.diagnostics.similarity import Diversity, Pair, of_weights
 from repulsive.diagnostics.untrained_baseline import SPACES, TWINS, AgainstChance, against_chance
-from repulsive.errors import NoHeadsFound, RepulsiveError, SelectionError
-from repulsive.heads import HeadGroup, find_heads
+from repulsive.errors import RepulsiveError, SelectionError
+from repulsive.heads import HeadGroup
 
 _TOKEN_INPUTS = {"input_ids", "attention_mask", "token_type_ids", "position_ids"}
 _KINDS_LENGTH = 24  # tokens of each half of the generated inputs, if the model has enough positions
@@ -107,18 +108,14 @@ def inspect_heads(
     Raises:
         NoHeadsFound: the model has no heads.
     """
-    try:
-        groups = find_heads(model)
-    except NoHeadsFound:
-        if not batches:
-            raise
-        groups = find_heads(model, batches[0])
+    groups = find_measured_heads(model, batches[0] if batches else None)
     diversity = {"weights": of_weights(groups)}
     out = traced_projections(model, groups, batches[0]) if batches else None
     layers, problems = hookable_layers(model, groups, out=out)
     notes = [f"outputs and importance are not measured: {problem}" for problem in problems]
     listed = [(layer.name, layer.layer, layer.where, layer.num_heads) for layer in layers]
     if not batches:
+        notes += [message] if (message := guess_message(groups)) else []
         return Inspection(groups, listed, diversity, notes=tuple(notes))
     circuits = against_chance(
         model, batches, spaces=SPACES, twins=twins, seed=seed, groups=groups, out=out, strict=False
@@ -126,7 +123,8 @@ def inspect_heads(
     if not layers:
         return Inspection(groups, [], diversity, notes=(*notes, *circuits.notes), circuits=circuits)
     measured = measure_batches(model, batches, layers, shown=shown)
-    kinds, kinds_notes = _kinds(model, batches[0], layers, separators, twins, seed)
+    is_listed = all(group.proof == "table" for group in groups)
+    kinds, kinds_notes = _kinds(model, batches[0], layers, is_listed, separators, twins, seed)
     notes = [*notes, *measured.notes, *circuits.notes, *kinds_notes]
     loss = label_free_loss(torch.Generator().manual_seed(seed), layers)
     importance = first_order_importance(model, loss, batches, layers=layers)
@@ -154,14 +152,23 @@ def inspect_heads(
 
 
 def _kinds(
-    model: nn.Module, batch: Any, layers: Sequence[AttentionLayer], separators: Sequence[int], twins: int, seed: int
+    model: nn.Module,
+    batch: Any,
+    layers: Sequence[AttentionLayer],
+    is_listed: bool,
+    separators: Sequence[int],
+    twins: int,
+    seed: int,
 ) -> tuple[HeadKinds | None, list[str]]:
-    """Label the kinds of heads if the model reads token ids; otherwise a note says why not."""
+    """Label the kinds of heads if the model reads token ids; otherwise a note says why not.
+
+    Heads of classes that the family table does not list are proved on the batch.
+    """
     keys = set(batch) if isinstance(batch, Mapping) else set()
     if "input_ids" not in keys or keys - _TOKEN_INPUTS:
         return None, ["kinds of heads are not labelled: the model does not read input_ids alone"]
     try:
-        heads = Heads(model)
+        heads = Heads(model, None if is_listed else batch)
         result = head_kinds(heads, separators=separators, length=_kinds_length(model), twins=twins, seed=seed)
         rows = [[name for name, _ in heads.shape].index(layer.name) for layer in layers]
         return replace(result, scores={kind: values[rows] for kind, values in result.scores.items()}), []

@@ -15,6 +15,7 @@ from repulsive.diagnostics.captured_similarity import contributions
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, check_layer_names, find_attention_layers
 from repulsive.diagnostics.hooks.calling import call
 from repulsive.diagnostics.hooks.capture import Captured, capture
+from repulsive.diagnostics.hooks.measured_layers import warn_about_guesses
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.importance import Loss, first_order_importance
 from repulsive.diagnostics.output_patching import patched_outputs
@@ -60,7 +61,9 @@ class Heads:
         self.model = model
         self.groups: list[HeadGroup] = find_heads(model, example_inputs)
         check_layer_names(out or {}, self.groups)
-        if example_inputs is not None:
+        if example_inputs is None:
+            warn_about_guesses(self.groups, stacklevel=2)
+        else:
             out = traced_projections(model, self.groups, example_inputs, out)
         self.layers: list[AttentionLayer] = find_attention_layers(model, self.groups, out=out)
         self._example = example_inputs

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.hooks.capture import check_hooks_ran
 from repulsive.diagnostics.hooks.layer_masks import LayerMasks
+from repulsive.diagnostics.hooks.measured_layers import find_measured_layers
 from repulsive.diagnostics.output_change import Output, output_change, read_output, real_tokens
 from repulsive.diagnostics.prefix_reuse import RecordedPass, record_pass, reused_prefix
 from repulsive.diagnostics.redundancy import Ablation, Head, ablate, heads_of
@@ -68,7 +69,7 @@ def ablate_output(
         model: any module with heads that `find_heads` finds; it runs in evaluation mode.
         batches: inputs, each a tensor, a tuple of arguments or a mapping.
         heads: (layer, head) pairs; None: all heads.
-        layers: the result of `find_attention_layers`; None calls it.
+        layers: the result of `find_attention_layers`; None finds them, and proves guessed heads on the first batch.
         reuse: reuse results of modules that run before the ablated head.
         progress: called with the number of heads done and their total.
 
@@ -76,7 +77,7 @@ def ablate_output(
         SelectionError: there are no batches or heads.
         HeadLayoutError: no layer ran.
     """
-    layers = find_attention_layers(model) if layers is None else layers
+    layers = find_measured_layers(model, batches[0] if batches else None) if layers is None else layers
     heads = heads_of(layers) if heads is None else heads
     if not batches or not heads:
         raise SelectionError(f"{len(batches)} batches and {len(heads)} heads: need at least one of each")

@@ -108,7 +108,14 @@ def prove_equal(heads: Heads, selection: Selection, smaller: nn.Module, inputs: 
     with torch.no_grad(), evaluating(heads.model), heads.ablated(selection.removed):
         expected = read_output(call(heads.model, inputs)).values.double()
     with torch.no_grad(), evaluating(smaller):
-        actual = read_output(call(smaller, inputs)).values
+        try:
+            actual = read_output(call(smaller, inputs)).values
+        except Exception as failure:  # raised by the model's own code
+            reason = str(failure).strip().split("\n")[0]
+            raise HeadLayoutError(
+                f"{type(smaller).__name__} does not run with {selection.heads[1]} heads: {reason}. Nothing was "
+                f"written. {ADVICE}"
+            ) from failure
     error = float((actual.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
     if not error <= _TOLERANCES.get(actual.dtype, 0.05):
         raise HeadLayoutError(

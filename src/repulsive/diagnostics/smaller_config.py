@@ -69,6 +69,6 @@ def _changes(config: Any, heads: int, kv_heads: int, head_dim: int | None = None
     fields = {_field(config, _HEADS) or "num_attention_heads": heads}
     if (name := _field(config, _KV_HEADS)) is not None:
         fields[name] = kv_heads
-    if head_dim is not None:
-        fields[_field(config, _HEAD_SIZE) or "head_dim"] = head_dim
+    if head_dim is not None and _field(config, _HEAD_SIZE) is None:  # otherwise the size does not depend on the number
+        fields["head_dim"] = head_dim
     return fields

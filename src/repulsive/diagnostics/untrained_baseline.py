@@ -25,10 +25,11 @@ from torch import nn
 from repulsive.diagnostics.captured_similarity import CapturedSpace, captured_similarity
 from repulsive.diagnostics.circuits import TOKENS, Similarity, circuit_similarity
 from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, hookable_layers
+from repulsive.diagnostics.hooks.measured_layers import find_measured_heads
 from repulsive.diagnostics.permuted_heads import DRAWS
 from repulsive.diagnostics.untrained_twin import untrained_twin
 from repulsive.errors import HeadLayoutError, NoTwin
-from repulsive.heads import HeadGroup, find_heads
+from repulsive.heads import HeadGroup
 from repulsive.heads.module_paths import module_of
 
 Space = Literal["logits", "ov", "attention", "outputs", "cka"]
@@ -187,7 +188,7 @@ def against_chance(
         twins: number of twins; with 0 every verdict against twins is "cannot say".
         draws: number of draws of permuted heads; with 0 every verdict against them is "cannot say".
         seed: random seed of the token samples, of the twins' weights and of the draws.
-        groups: the result of `find_heads` for all parts; None calls it.
+        groups: the result of `find_heads` for all parts; None finds them, and proves guesses on the first batch.
         out: as in `find_attention_layers`.
         strict: raise an error if a space cannot be measured; False writes a note instead, and leaves out layers that
             cannot be hooked.
@@ -195,7 +196,7 @@ def against_chance(
     Raises:
         HeadLayoutError: `strict`, and no layer has queries and keys that can be recorded, or a layer cannot be hooked.
     """
-    groups = find_heads(model) if groups is None else groups
+    groups = find_measured_heads(model, batches[0]) if groups is None else groups
     settings = _Settings(spaces, out, strict)
     own, notes = _measure(model, batches, groups, settings, tokens, seed, draws)
     step = max(1, len(batches) // TWIN_BATCHES)
@@ -204,7 +205,7 @@ def against_chance(
     try:
         for number in range(twins):
             twin = untrained_twin(model, seed + number)
-            twin_groups = find_heads(twin, twin_batches[0]) if _inferred(groups) else find_heads(twin)
+            twin_groups = find_measured_heads(twin, twin_batches[0])
             measured.append(_measure(twin, twin_batches, twin_groups, settings, min(tokens, TWIN_TOKENS), seed)[0])
     except (NoTwin, HeadLayoutError) as error:
         notes.append(f"similarity is not compared with untrained twins: {error}")
@@ -261,11 +262,6 @@ def _measure(
         for space in captured:
             result[space] = measured[space]
     return result, notes
-
-
-def _inferred(groups: Sequence[HeadGroup]) -> bool:
-    """Check whether any group was inferred from example inputs."""
-    return any(group.family == "inferred" for group in groups)
 
 
 def _compared(own: Sequence[Similarity], twins: Sequence[Sequence[Similarity]]) -> list[Compared]:

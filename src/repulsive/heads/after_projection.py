@@ -94,12 +94,14 @@ def projects_positions(attention: nn.Module) -> bool:
 
 
 def unknown_change(attention: nn.Module, group: HeadGroup) -> str | None:
-    """Describe what is applied to a projection beyond a bias, a norm and clipping; None if nothing is known to be.
+    """Describe why logits are not products of projected tokens with a bias, a norm and clipping; None if unknown.
 
     Args:
         attention: the attention module.
         group: the heads of one part (q, k or v).
     """
+    if hasattr(attention, "register_propagate_forward_hook"):  # PyTorch Geometric
+        return "attends along the edges of a graph, not to all tokens"
     if group.part in ("q", "k") and isinstance(getattr(attention, "logit_scale", None), Tensor):  # Swin v2
         return "compares queries and keys by cosine, outside any module"
     for name in _SCALES if group.part == "q" else ():

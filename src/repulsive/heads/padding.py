@@ -101,10 +101,23 @@ def _as_valid(mask: Tensor, name: str, shape: tuple[int, int]) -> Tensor | None:
     if mask.ndim == 2 and tuple(mask.shape) == shape:
         if "padding" in name:
             return ~mask if mask.dtype == torch.bool else mask == 0
-        return mask if mask.dtype == torch.bool else mask > 0
+        return are_tokens(mask)
     if mask.ndim in (3, 4) and mask.shape[0] == shape[0] and mask.shape[-1] == shape[1]:
         return _visible(mask)
     return None
+
+
+def are_tokens(mask: Tensor) -> Tensor:
+    """Read a mask [B, T] of 1 or True for a token and 0 or False for padding, or one that is added to logits.
+
+    The latter has 0 for a token and a large negative number for padding; Longformer's layers also have large positive
+    numbers, for tokens with global attention. Computed without branches, which would wait for a GPU.
+    """
+    if not mask.is_floating_point():
+        return mask.bool()
+    largest = mask.amax()
+    is_added = (mask.amin() < 0) | (largest <= 0) | (largest > 2)  # 2 is global attention in Longformer's own mask
+    return torch.where(is_added, mask >= 0, mask > 0)
 
 
 def compact(mask: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from repulsive.diagnostics.hooks.measured_layers import find_measured_heads, warn_about_guesses
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
-from repulsive.errors import NoHeadsFound
 from repulsive.heads import HeadGroup, find_heads
 
 
@@ -18,13 +18,9 @@ def find_monitored_heads(model: nn.Module, example: object, probe: object) -> tu
     parameter = next(model.parameters(), None)
     if parameter is not None:
         example, probe = (move_tensors(inputs, parameter.device) for inputs in (example, probe))
-    try:
-        groups = find_heads(model, example)
-    except NoHeadsFound:
-        if example is not None or probe is None:
-            raise
-        groups = find_heads(model, probe)
     inputs = probe if example is None else example
+    groups = find_measured_heads(model, inputs) if example is None else find_heads(model, example)
+    warn_about_guesses(groups, stacklevel=3)
     return groups, {} if inputs is None else traced_projections(model, groups, inputs)
 
 

@@ -107,7 +107,10 @@ class TrainingPass:
                 self._inputs[name] = value  # a mask [B, T] rather than its expanded form
         if self._running is None:
             self._outer = module
+            earlier = set(module._forward_pre_hooks)
             self.start(self._inputs)
+            if any(module is layer.attention for layer in self._recorder.layers):
+                _call_new_hooks(module, earlier, args, kwargs)
 
     def _after(self, module: nn.Module, _args: object, result: Any) -> None:
         if torch.compiler.is_compiling() or self._running is None or module is not self._outer:
@@ -121,6 +124,16 @@ class TrainingPass:
     def _before_compiled(self, module: nn.Module, _args: object) -> None:
         if _is_training(module) and self._hooks is not None:
             self._hooks.enter_context(without_compilation())
+
+
+def _call_new_hooks(module: nn.Module, earlier: set[int], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Call the forward pre-hooks that were added during this call of a module; torch runs them from the next call on.
+
+    They only read, so their results are not used.
+    """
+    for number, hook in list(module._forward_pre_hooks.items()):
+        if number not in earlier:
+            hook(module, args, kwargs) if number in module._forward_pre_hooks_with_kwargs else hook(module, args)
 
 
 class _Hook:

@@ -151,7 +151,9 @@ class Measurements:
         all_equal, some_equal = [], []
         for name, values in ((name, one.values(name)) for one in measured for name in one.rows):
             if values["distance"] == 0:
-                all_equal.append(name)
+                is_zero = not values["largest"] >= EQUAL_COSINE  # a new LoRA adapter, which the first step separates
+                if not (is_zero and isinstance(self._rule, SVGD) and self._rule.smoothing == 0):
+                    all_equal.append(name)
             elif values["largest"] >= EQUAL_COSINE:
                 some_equal.append(name)
         for names, text in ((all_equal, EQUAL_HEADS), (some_equal, EQUAL_PAIR)):

@@ -1,6 +1,7 @@
 """Small float64 models that change queries and keys after their projection: by a bias, a norm, clipping or rotation."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -210,6 +211,36 @@ def fsmt() -> Case:
     )  # fmt: skip
 
 
+def fsmt_unmasked() -> Case:
+    """Inputs are [T, B, D], which no mask shows."""
+    case = fsmt()
+    inputs = {"input_ids": ids()}
+    return replace(case, call=lambda: case.model(**inputs).last_hidden_state, valid_q=None, valid_k=None, inputs=inputs)
+
+
+def longformer() -> Case:
+    """Projections of [T, B, D], and a mask [B, T] of layers that is added to logits and has no negative numbers."""
+    from transformers import LongformerConfig, LongformerModel
+
+    config = LongformerConfig(
+        vocab_size=50, hidden_size=12, num_hidden_layers=2, num_attention_heads=3, intermediate_size=16,
+        max_position_embeddings=32, attention_window=4, pad_token_id=0, hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    model = LongformerModel(config, add_pooling_layer=False).double()
+    inner = model.encoder.layer[1].attention.self
+    length = 8  # two windows
+    inputs = {"input_ids": ids(length=length)}
+    randomise(inner.query.bias, inner.key.bias)
+    return Case(
+        model, lambda: model(**inputs).last_hidden_state, inner,
+        lambda x: inner.query(x).view(length, BATCH, 3, 4).transpose(0, 1),
+        lambda x: inner.key(x).view(length, BATCH, 3, 4).transpose(0, 1),
+        inner.query, inner.key, [0, 1, 2], ["query.weight", "query.bias", "key.weight"], "*layer.1*self.[qkv]",
+        inputs=inputs,
+    )  # fmt: skip
+
+
 def stablelm_norms() -> Case:
     """A list of layer norms without bias, one for each head of q and of k."""
     from transformers import StableLmConfig, StableLmModel
@@ -260,4 +291,6 @@ CHANGED: dict[str, Callable[[], Case]] = {
     "stablelm": stablelm,
     "stablelm-norms": stablelm_norms,
     "fsmt": fsmt,
+    "fsmt-unmasked": fsmt_unmasked,
+    "longformer": longformer,
 }

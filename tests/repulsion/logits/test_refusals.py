@@ -9,7 +9,7 @@ from torch import nn
 from repulsive import SVGD, find_heads, repel
 from repulsive.errors import RuleError
 from tests.repulsion.logits.models import ids, own
-from tests.repulsion.logits.test_steps import RULE, Decoder, make, train
+from tests.repulsion.logits.test_steps import RULE, Attention, Decoder, make, train
 
 VALUES = SVGD("heads", 0.05, space="logits", circuits="qk+ov", tokens=64, every=2)
 
@@ -100,6 +100,41 @@ def test_finding_an_output_projection_changes_nothing():
     assert outputs == ["1.mix.weight", "2.mix.weight"]
     assert torch.equal(torch.get_rng_state(), state) and all(module.training for module in model.modules())
     assert not model[1].vals.weight.requires_grad and all(p.grad is None for p in model.parameters())
+
+
+def test_an_output_projection_is_not_trusted_for_its_name():
+    model = own().model
+    model[1].proj = nn.Linear(12, 12).double()  # a usual name, but it projects the inputs
+    model[1].register_forward_pre_hook(lambda module, args: module.proj(args[0]))
+    handle = repel(model, torch.optim.AdamW(model.parameters()), VALUES, example_inputs=ids(), verbose=False)
+    outputs = [group.slices[0].parameter_name for group in handle.groups if group.part == "o"]
+    assert outputs == ["1.mix.weight", "2.mix.weight"]
+
+
+def test_graph_attention_is_refused_although_it_has_queries_and_keys():
+    layers = pytest.importorskip("torch_geometric.nn")
+    model = nn.Sequential(layers.TransformerConv(8, 4, heads=2))
+    with pytest.raises(RuleError, match=r"0\.q: TransformerConv attends along the edges of a graph, .*space='sphere'"):
+        repel(model, torch.optim.AdamW(model.parameters()), RULE)
+
+
+class Functional(Attention):
+    """Uses the weights of its projections without calling them, as BEiT of timm does."""
+
+    def forward(self, x):
+        weights = (layer.weight for layer in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = ((x @ weight.T).unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for weight in weights)
+        return self.o_proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_projections_that_are_not_called_as_modules_are_named():
+    model = Decoder()
+    model.layers = nn.ModuleList(Functional(16, 4) for _ in range(2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    repel(model, optimizer, RULE, allow_unproved=True, verbose=False)
+    message = r"layers\.0 ran, but did not call its projections as modules: choose space='sphere'"
+    with pytest.warns(UserWarning, match=message):
+        train(model, optimizer)
 
 
 def test_layers_without_queries_are_left_out_of_value_circuits():

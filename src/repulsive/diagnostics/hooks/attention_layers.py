@@ -25,6 +25,7 @@ from repulsive.heads.table.match import is_conv1d
 from repulsive.heads.table.output_projection import output_parameter, output_projection
 from repulsive.heads.token_order import is_time_first
 
+NO_PROJECTION = ""  # instead of a projection's name: a trace found none, whatever modules are called
 Change = Callable[["AttentionLayer", Tensor], Tensor | None]  # layer, head outputs -> new outputs; None: no change
 
 
@@ -75,7 +76,7 @@ def find_attention_layers(
         groups: the result of `find_heads` for all parts; None calls `find_heads`.
         example_inputs: passed to `find_heads` if groups is None.
         out: dotted name of an attention module -> dotted name of its output projection, for layers where the
-            projection is not found.
+            projection is not found; `NO_PROJECTION` if it has none.
 
     Raises:
         HeadLayoutError: a layer has no output projection as wide as its heads.
@@ -211,9 +212,11 @@ def _attention_layer(
 
 def _no_projection(name: str, heads: int, head_dim: int, out: str | None) -> str:
     expected = f"{heads} heads of size {head_dim}" if head_dim else f"{heads} heads"
-    problem = f"{out!r} is not a projection" if out is not None else "found no output projection"
+    problem = f"{out!r} is not a projection" if out else "found no output projection"
     remedy = f'name it: out={{"{name}": "dotted.name.of.the.projection"}}'
     kinds = "a module such as nn.Linear, or a parameter [heads, features, outputs]"
+    if out == NO_PROJECTION:
+        return f"{problem} that takes {expected}, one after the other ({kinds}), in a trace; if there is one, {remedy}"
     return f"{problem} that takes {expected} ({kinds}); pass example_inputs=..., or {remedy}"
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from repulsive.heads.call_arguments import call_arguments, named_inputs
 from repulsive.heads.module_paths import is_compiled, is_encoder_decoder, unwrap
-from repulsive.heads.padding import decoder_mask
+from repulsive.heads.padding import are_tokens, decoder_mask
 from repulsive.heads.trace.forward_pass import evaluation_mode, without_compilation
 
 # Called with a batch and "encoder", "decoder" or "cross"; returns which tokens count, bool [B, T], or None for all.
@@ -106,7 +106,7 @@ def _mask(batch: Mapping[str, Any], name: str, padding: str = "") -> Tensor | No
         names = (f"{padding}_key_padding_mask", "key_padding_mask")
         mask = next((batch[each] for each in names if isinstance(batch.get(each), Tensor)), None)
         mask = None if mask is None else mask == 0  # padding is True, or minus infinity
-    return mask.bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    return are_tokens(mask) if isinstance(mask, Tensor) and mask.ndim == 2 else None
 
 
 @contextmanager

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.attention import recorded_attention
-from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers, replaced_head_outputs
+from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, replaced_head_outputs
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.hooks.layer_masks import LayerMasks
+from repulsive.diagnostics.hooks.measured_layers import find_measured_layers
 from repulsive.diagnostics.hooks.returned_weights import MAX_GRAPH_WEIGHTS
 from repulsive.diagnostics.similarity import Diversity, merged, of_attention, of_outputs
 from repulsive.errors import HeadLayoutError
@@ -116,7 +117,7 @@ def capture(
         inputs: a tensor, a tuple of arguments or a mapping of keyword arguments.
         weights: also capture attention weights.
         strict: raise an error if the weights of a layer cannot be captured; False lists the layer in `hidden`.
-        layers: the result of `find_attention_layers`; None calls that function.
+        layers: the result of `find_attention_layers`; None finds them, and proves guessed heads on the inputs.
 
     Raises:
         HeadLayoutError: no layer ran; or, if `strict`, the attention weights of a layer cannot be captured.
@@ -127,7 +128,7 @@ def capture(
         >>> captured.outputs[0].shape, captured.weights[0].shape
         (torch.Size([3, 5, 2, 4]), torch.Size([3, 2, 5, 5]))
     """
-    layers = find_attention_layers(model) if layers is None else layers
+    layers = find_measured_layers(model, inputs) if layers is None else layers
     outputs: dict[str, list[Tensor]] = {layer.name: [] for layer in layers}
     masks: dict[str, list[Tensor | None]] = {layer.name: [] for layer in layers}
     of_layers = LayerMasks()

@@ -112,8 +112,6 @@ def _qkv_layer(modules: Mapping[str, nn.Module], name: str, groups: Mapping[str,
     if missing := [part for part in "qk" if part not in groups]:
         names = "queries and keys" if len(missing) == 2 else "queries" if missing == ["q"] else "keys"
         raise HeadLayoutError(f"{kind} ({first.family}) has no {names}")
-    if hasattr(attention, "register_propagate_forward_hook"):
-        raise HeadLayoutError(f"{kind} attends along the edges of a graph, not to all tokens")
     for group in groups.values():
         if (change := unknown_change(attention, group)) is not None:
             raise HeadLayoutError(f"{kind} {change}")

@@ -16,7 +16,7 @@ from repulsive.diagnostics.hooks.qkv_layers import Projection
 from repulsive.diagnostics.hooks.qkv_samples import QKVSamples
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch
 from repulsive.heads.products.weight_products import WeightProduct, intercept_products
-from repulsive.heads.token_order import is_time_first
+from repulsive.heads.token_order import is_time_first, projects_time_first
 from repulsive.particles.gram import compute_dtype
 from repulsive.particles.logits import centre_keys
 
@@ -111,6 +111,7 @@ class QKVRecorder:
         if not isinstance(out, Tensor) or out.shape[-1] != projection.features or out.ndim < 2:
             self.result.problem = f"its {part} projection does not return [..., {projection.features}]"
             return
+        out = out.transpose(0, 1) if out.ndim == 3 and projects_time_first(self.result.layer.attention) else out
         out = out.unsqueeze(0) if out.ndim == 2 else out.flatten(1, -2)  # [S, n, features]
         real = self.real(part)
         if real is not None and out.shape[1] == len(real) != len(out):  # tokens come first

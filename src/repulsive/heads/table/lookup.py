@@ -6,7 +6,7 @@ from torch import nn
 
 from repulsive.errors import UnsupportedWeights
 from repulsive.heads.layout import HeadGroup, HeadSlice
-from repulsive.heads.module_paths import clean, dotted, number_layers, stack_of, where_of
+from repulsive.heads.module_paths import clean, dotted, module_of, number_layers, stack_of, where_of
 from repulsive.heads.table.match import match
 
 
@@ -50,3 +50,8 @@ def heads_from_table(model: nn.Module) -> tuple[list[HeadGroup], dict[str, str]]
             )
             modules.append(clean(name))
     return number_layers(groups, modules), misses
+
+
+def listed_modules(model: nn.Module) -> set[str]:
+    """Return the dotted names of the attention modules whose class the family table lists, of an unwrapped model."""
+    return {module_of(group) for group in heads_from_table(model)[0] if group.proof == "table"}

@@ -79,7 +79,7 @@ _NAMES: dict[tuple[str, str], str] = {
         RadioAttention SEWAttention Sam3TrackerAttention Sam3ViTRoPEAttention SamAttention SamHQAttention
         Sapiens2Attention SeedOssAttention SegformerAttention Siglip2Attention SiglipAttention SmolLM3Attention
         SmolVLMVisionAttention SolarOpenAttention Speech2TextAttention SpeechT5Attention StableLmAttention
-        Starcoder2Attention T5GemmaCrossAttention T5GemmaSelfAttention TableTransformerAttention
+        Starcoder2Attention SwinAttention T5GemmaCrossAttention T5GemmaSelfAttention TableTransformerAttention
         TimeSeriesTransformerAttention TimesFmAttention Tipsv2TextAttention Tipsv2VisionAttention UltrabertAttention
         UniSpeechAttention UniSpeechSatAttention VaultGemmaAttention ViTMAEAttention ViTMSNAttention
         VideoLlama3VisionAttention VideoPrismAttention VitsAttention VivitAttention VoxtralAttention
@@ -95,18 +95,18 @@ _NAMES: dict[tuple[str, str], str] = {
         models.qwen2_vl.modeling_qwen2_vl.VisionAttention
     """,
     ("transformers", "query/key/value"): """
-        AlignTextSelfAttention AltRobertaSelfAttention BigBirdBlockSparseAttention
-        BigBirdPegasusBlockSparseAttention Blip2QFormerMultiHeadAttention BridgeTowerCrossAttention
+        AlignTextSelfAttention AltRobertaSelfAttention BigBirdBlockSparseAttention BigBirdPegasusBlockSparseAttention
+        BigBirdPegasusSelfAttention BigBirdSelfAttention Blip2QFormerMultiHeadAttention BridgeTowerCrossAttention
         BridgeTowerSelfAttention BrosSelfAttention CanineSelfAttention ChineseCLIPTextSelfAttention
         ConvBertSelfAttention DPTSelfAttention Data2VecTextSelfAttention Data2VecVisionSdpaSelfAttention
         DonutSwinSelfAttention ErnieSelfAttention EsmSelfAttention FlavaSelfAttention GLPNEfficientSelfAttention
         GitSelfAttention IBertSelfAttention LEDEncoderSelfAttention LayoutLMSelfAttention LayoutLMv3SelfAttention
         LongformerSelfAttention LukeSelfAttention MarkupLMSelfAttention MaskFormerSwinSelfAttention
         MegatronBertSelfAttention MobileBertSelfAttention MobileViTSelfAttention NystromformerSelfAttention
-        PerceiverSelfAttention PvtEfficientSelfAttention PvtV2SelfAttention RemBertSelfAttention
-        RoCBertSelfAttention RoFormerSelfAttention SplinterSelfAttention SqueezeBertSelfAttention
-        Swin2SRSelfAttention Swinv2SelfAttention TapasSelfAttention VJEPA2RopeAttention VideoMAESelfAttention
-        ViltSelfAttention VisualBertSelfAttention XmodSelfAttention YolosSelfAttention
+        PerceiverSelfAttention PvtEfficientSelfAttention PvtV2SelfAttention RemBertSelfAttention RoCBertSelfAttention
+        RoFormerSelfAttention SplinterSelfAttention SqueezeBertSelfAttention Swin2SRSelfAttention Swinv2SelfAttention
+        TapasSelfAttention VJEPA2RopeAttention VideoMAESelfAttention ViltSelfAttention VisualBertSelfAttention
+        XmodSelfAttention YolosSelfAttention
     """,
     ("transformers", "query_proj/key_proj/value_proj"): """
         DisentangledSelfAttention ProphetNetAttention ProphetNetNgramSelfAttention

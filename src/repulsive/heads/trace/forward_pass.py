@@ -49,13 +49,19 @@ def first_samples(example: object) -> object | None:
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Set evaluation mode; restore every module's flag at the end."""
+    """Set evaluation mode; restore that of every module at the end.
+
+    Modes are set by `train`, outer modules first: classes override it to clear caches (LeViT) or to merge adapters.
+    """
     training = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         yield
     finally:
         for module, flag in training:
+            if module.training != flag:
+                module.train(flag)
+        for module, flag in training:  # `train` of an outer module may have changed an inner one
             module.training = flag
 
 

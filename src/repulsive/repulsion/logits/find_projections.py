@@ -13,7 +13,7 @@ from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import clean, module_of, unwrap
 from repulsive.heads.products.per_head_weights import PerHeadSlice
 from repulsive.heads.sharded_tensors import is_sharded
-from repulsive.heads.token_order import is_time_first
+from repulsive.heads.token_order import projects_time_first
 from repulsive.repulsion.logits.projections import LogitLayer, Projection, Target
 
 # Weights of an `nn.MultiheadAttention` with kdim or vdim, in the order of their shares of `in_proj_bias`.
@@ -112,7 +112,7 @@ def projection_of(group: HeadGroup, width: int, attention: nn.Module, modules: d
             "layer with match=..., or choose space='sphere'"
         )
     added = added_bias(attention, group)
-    changes = added, norm_between(attention, group.part), clip_limit(attention), is_time_first(attention)
+    changes = added, norm_between(attention, group.part), clip_limit(attention), projects_time_first(attention)
     more = (Target(added, is_bias=True),) if added is not None and added.parameter().requires_grad else ()
     adapted = _adapted(part, modules)
     if adapted is not None:

@@ -141,10 +141,17 @@ class LogitRepulsion:
     def _warn_without_tokens(self) -> None:
         if not self._warned:
             self._warned = True
+            remedy = (
+                "Run the model in training mode (model.train()), with gradients and outside of torch.func; to capture "
+                "a compiled model into a CUDA graph, choose every=1"
+            )
+            if ran := self.sampler.masks.of_layers:  # these attention modules were called in training mode
+                name = self.layers[min(ran)].name
+                remedy = (
+                    f"{name} ran, but did not call its projections as modules: choose space='sphere' for this model"
+                )
             warnings.warn(
-                "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. Run the "
-                "model in training mode (model.train()), with gradients and outside of torch.func; to capture a "
-                "compiled model into a CUDA graph, choose every=1",
+                "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. " + remedy,
                 NoTokensWarning,
                 stacklevel=9,
             )

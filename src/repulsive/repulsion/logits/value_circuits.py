@@ -18,6 +18,7 @@ from repulsive.errors import RuleError
 from repulsive.heads.layout import HeadGroup, HeadSlice, consecutive_rows, whole_tensor
 from repulsive.heads.module_paths import clean, module_of, unwrap
 from repulsive.heads.products.per_head_weights import PerHeadSlice
+from repulsive.heads.table.lookup import listed_modules
 from repulsive.heads.table.match import is_conv1d
 from repulsive.heads.table.output_projection import output_parameter, output_projection
 from repulsive.heads.trace.output_projection import trace_output_projections
@@ -74,6 +75,11 @@ class _Output(NamedTuple):
     axis: int
     ndim: int = 2  # expected number of axes
 
+    @property
+    def owner(self) -> str:
+        """Dotted name of the module that owns the weight."""
+        return self.path.rpartition(".")[0]
+
 
 def output_groups(model: nn.Module, groups: Sequence[HeadGroup], example_inputs: object = None) -> list[HeadGroup]:
     """Find the columns of every output projection that belong to each head, as groups with the part "o".
@@ -93,9 +99,14 @@ def output_groups(model: nn.Module, groups: Sequence[HeadGroup], example_inputs:
     found = {name: _named_projection(modules, name, own) for name, own in layers.items()}
     remedy = "pass example_inputs=..., without groups, to find it by autograd, or choose circuits='qk'"
     if example_inputs is not None:
-        unknown = {name: layers[name] for name, projection in found.items() if projection is None}
-        traced = trace_output_projections(model, unknown, example_inputs)
-        found |= {name: _named_projection(modules, name, layers[name], path) for name, path in traced.items()}
+        listed = listed_modules(unwrap(model))
+        usual = {name: each.owner for name, each in found.items() if each and each.ndim == 2 and name not in listed}
+        unlisted = {name: own for name, own in layers.items() if found[name] is None or name in usual}
+        traced = trace_output_projections(model, unlisted, example_inputs, usual)
+        found |= {
+            name: _named_projection(modules, name, layers[name], traced[name]) if name in traced else None
+            for name in unlisted
+        }
         remedy = "choose circuits='qk'"
     outputs = [_outputs(own, found[name], remedy) for name, own in layers.items()]
     _refuse_adapted(model, outputs)
