@@ -26,7 +26,9 @@ if not torch.cuda.is_available():
     if importlib.util.find_spec("triton") is not None:
         remember_builtins()
 
-os.environ.pop("COLUMNS", None)  # pytest-xdist sets it in its workers: tables would be wrapped
+# They change widths and colours of tables and help texts. pytest-xdist sets COLUMNS, and GitHub sets GITHUB_ACTIONS.
+for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "TTY_COMPATIBLE", "GITHUB_ACTIONS"):
+    os.environ.pop(name, None)
 
 # As `make test` has it: runs side by side have a thread each, and those they are compared with have to have as many.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
