@@ -2,20 +2,17 @@
 
 import json
 import os
-import pty
 import re
 import resource
-import select
 import signal
 import subprocess
-import sys
-import time
 
 import pytest
 
 from repulsive.cli.app import run
 from repulsive.lab.engine.runs import RunFolder
 from tests.lab.engine import tiny
+from tests.terminal.pseudoterminal import run_at_a_terminal
 
 
 @pytest.fixture(scope="module")
@@ -195,27 +192,11 @@ def test_a_diverging_run_is_an_error(repulsive, data, tmp_path):
 
 def test_a_terminal_shows_a_progress_bar_and_a_table(data, tmp_path):
     """A real terminal of 100 columns: progress bar, time left, a row per evaluation, and the result on stdout."""
-    main, side = pty.openpty()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "repulsive", *tiny.words(data, tmp_path / "out")],
-        stdout=subprocess.PIPE,
-        stderr=side,
-        env={**tiny.environment(), "TERM": "xterm", "COLUMNS": "100"},
-    )
-    os.close(side)
-    shown, until = b"", time.monotonic() + tiny.PATIENCE
-    while time.monotonic() < until and select.select([main], [], [], tiny.PATIENCE)[0]:
-        try:
-            shown += os.read(main, 65536)
-        except OSError:  # the other side is closed
-            break
-    out, _ = process.communicate()
-    assert process.returncode == 0
-    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
+    out, text = run_at_a_terminal(tiny.command(*tiny.words(data, tmp_path / "out")), tiny.environment(), columns=100)
     assert "dev accuracy" in text and "repulsion / drive" in text
     assert re.search(r"^\s*2\.00\s+1\.\d{4}\s+0\.\d{4}\s", text, re.M)  # row of the second epoch
     assert re.search(r"loss 1\.\d{4} ━+ +20/20 0:00:00", text)
-    assert out.decode().split()[:4] == ["method", "seeds", "accuracy", "nll"]
+    assert out.split()[:4] == ["method", "seeds", "accuracy", "nll"]
 
 
 @pytest.mark.slow

@@ -50,9 +50,9 @@ SMALLEST = ("--seeds", "1", "--set", "training.epochs=1", "--set", "training.bat
 
 
 def data_files() -> set[str]:
-    """Every file below `src` that is no module."""
-    files = (path for path in (SOURCE / "repulsive").rglob("*") if path.is_file())
-    return {path.relative_to(SOURCE).as_posix() for path in files if path.suffix not in (".py", ".pyc")}
+    """Every file below `src` that is no module, nor bytecode, which other processes may be writing."""
+    files = (path for path in (SOURCE / "repulsive").rglob("*") if path.is_file() and path.parent.name != "__pycache__")
+    return {path.relative_to(SOURCE).as_posix() for path in files if path.suffix != ".py"}
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from tests.docs.test_pictures import PICTURES
 from tests.pages.browser import driven_browser, driven_page, needs_driver, violations
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
+FRAME = 16  # milliseconds; a frame takes two steps
 SETTINGS = [
     {"stepsize": stepsize, "alpha": alpha, "smoothing": smoothing, "space": space}
     for stepsize, alpha in ((1.0, 1.0), (0.1, 8.0), (0.1, 0.0))
@@ -121,20 +122,23 @@ def test_the_rules_in_a_browser(browser, page_file):
 @needs_driver
 def test_it_moves_and_works_by_keyboard(browser, page_file):
     with driven_page(browser, page_file) as (page, said):
-        page.wait_for_function("parseInt(document.querySelector('output[name=result]').textContent.slice(5)) > 20")
+        page.clock.install(time=0)
+        page.clock.pause_at(1000)  # frames are drawn by `run_for` alone
+        page.reload()
+        page.clock.run_for(11 * FRAME)
+        assert result(page)[0] == 22
         page.focus("input[name=alpha]")
         page.keyboard.press("End")
-        page.wait_for_function("document.querySelector('output[name=weight]').textContent === '8.0'")  # the next frame
+        page.clock.run_for(FRAME)
+        assert page.inner_text("output[name=weight]") == "8.0" and result(page)[0] == 24
         page.focus("button[name=play]")
         page.keyboard.press("Enter")
         assert page.inner_text("button[name=play]") == "Play"
-        first = result(page)
-        page.wait_for_timeout(150)
-        assert result(page) == first  # paused
+        page.clock.run_for(10 * FRAME)
+        assert result(page)[0] == 24  # paused
         page.keyboard.press("Space")
-        page.wait_for_function(
-            f"parseInt(document.querySelector('output[name=result]').textContent.slice(5)) > {first[0]}"
-        )
+        page.clock.run_for(FRAME)
+        assert result(page)[0] == 26
         page.focus("input[name=rule][value=svgd]")
         page.keyboard.press("ArrowRight")
         assert page.is_checked("input[value=kernel-free]") and page.is_disabled("input[value=sphere]")

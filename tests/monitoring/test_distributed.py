@@ -1,7 +1,6 @@
 """The head monitor in two real processes: only rank 0 measures, and training is the same."""
 
 import json
-import os
 
 import pytest
 import torch
@@ -12,10 +11,7 @@ from repulsive import HeadMonitor
 from tests.ranks import start_ranks
 
 
-def worker(rank: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+def worker(rank: int, folder: str) -> None:
     results = {}
     for is_monitored in (False, True):
         torch.manual_seed(0)
@@ -35,7 +31,6 @@ def worker(rank: int, port: int, folder: str) -> None:
     steps = [measurement.step for measurement in monitor.history]
     with open(f"{folder}/{rank}.json", "w", encoding="utf-8") as file:
         json.dump({"same": same, "steps": steps}, file)
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ needs_browser = pytest.mark.skipif(CHROMIUM is None, reason=f"none of {', '.join
 needs_driver = pytest.mark.skipif(
     CHROMIUM is None or find_spec("playwright") is None, reason="needs a browser and playwright"
 )
+PATIENCE = 600.0  # seconds to wait for the browser; on a busy machine, too, only one that hangs takes longer
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ def open_page(path: Path, fragment: str = "") -> Seen:
         [CHROMIUM, *flags.split(), f"--user-data-dir={profile}", f"{path.as_uri()}#{fragment}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE,
         check=True,
     )
     return Seen(finished.stdout, [line for line in finished.stderr.splitlines() if "CONSOLE" in line])
@@ -46,7 +47,9 @@ def driven_browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        browser = driver.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"], timeout=1000 * PATIENCE
+        )
         try:
             yield browser
         finally:
@@ -59,6 +62,7 @@ def driven_page(browser: Any, path: Path, *, dark: bool = False, width: int = 12
     context = browser.new_context(
         offline=True, color_scheme="dark" if dark else "light", viewport={"width": width, "height": 900}
     )
+    context.set_default_timeout(1000 * PATIENCE)
     page, messages = context.new_page(), []
     page.on("console", lambda message: messages.append(message.text))
     page.on("pageerror", lambda error: messages.append(str(error)))
@@ -77,6 +81,7 @@ def violations(browser: Any, path: Path, fragment: str = "", *, dark: bool = Fal
     context = browser.new_context(
         color_scheme="dark" if dark else "light", viewport={"width": width, "height": 900}, bypass_csp=True
     )
+    context.set_default_timeout(1000 * PATIENCE)
     try:
         page = context.new_page()
         page.goto(f"{path.as_uri()}#{fragment}")

@@ -20,7 +20,7 @@ def expected(theta: torch.Tensor, grad: torch.Tensor, stepsize: float, **options
     return torch.stack([-stepsize * oracle.phi(t, g, **options) for t, g in flat]).reshape(theta.shape)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     shape=shapes,
     seed=st.integers(0, 2**31),

@@ -12,7 +12,7 @@ from repulsive.repulsion.backends.inputs import StepInputs
 from tests.interpreter import remember_builtins
 from tests.repulsion import sharded_cases
 from tests.repulsion.sharded_fused_cases import RULES, WEIGHTS, Model, Step, steps
-from tests.repulsion.sharded_probes import guarded, join, leave
+from tests.repulsion.sharded_probes import guarded
 
 QUICK_RULES = ("sphere auto", "spos")
 SMALL_BATCH = 200  # bytes: moves most weights in batches of their own
@@ -102,13 +102,11 @@ def trained(world, columns, rule, count=3):
     return sharded_cases.found(model, handle) | {"fused": is_fused}
 
 
-def collect(cases, rank, port, folder, world):
+def collect(cases, rank, folder, world):
     """Run cases, name -> function, and save what they return."""
-    join(rank, world, port)
     launch_settings.SPLITS = 1  # the interpreter runs programs one by one
     remember_builtins()
     torch.save({name: guarded(case, world) for name, case in cases.items()}, f"{folder}/{rank}.pt")
-    leave()
 
 
 QUICK = {("rule", rule): partial(sharded, weights="few and rows", rule=rule) for rule in QUICK_RULES}
@@ -134,9 +132,9 @@ SLOW |= {
 }
 
 
-def run_quick(rank, port, folder, world):
-    collect(QUICK, rank, port, folder, world)
+def run_quick(rank, folder, world):
+    collect(QUICK, rank, folder, world)
 
 
-def run_slow(rank, port, folder, world):
-    collect(SLOW, rank, port, folder, world)
+def run_slow(rank, folder, world):
+    collect(SLOW, rank, folder, world)

@@ -1,10 +1,7 @@
 """The code that each rank runs for `test_sharded`: training runs of its world size, and detailed checks."""
 
-import faulthandler
-import os
 import traceback
 import warnings
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -255,21 +252,7 @@ def guarded(function, *args):
         return {"failed": traceback.format_exc()}
 
 
-def join(rank, world, port):
-    faulthandler.enable()  # a crash prints where it happened
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world, timeout=timedelta(seconds=60))
-
-
-def leave():
-    """Exit without the interpreter's shutdown, which aborted in some runs (cause unknown)."""
-    dist.destroy_process_group()
-    os._exit(0)
-
-
-def run_all(rank, port, folder, world):
-    join(rank, world, port)
+def run_all(rank, folder, world):
     cases = WORLDS[world]
     found = {name: guarded(together, case, world) for name, case in cases.items()}
     found["wire"] = {name: guarded(wire, cases[name], world) for name in HALF}
@@ -286,10 +269,7 @@ def run_all(rank, port, folder, world):
         found["refusals"] = guarded(refusals, world)
         found["traced"] = guarded(traced, world)
     torch.save(found, f"{folder}/{world}-{rank}.pt")
-    leave()
 
 
-def resume(rank, port, folder, world):
-    join(rank, world, port)
+def resume(rank, folder, world):
     torch.save(guarded(checkpoint, world, folder, True), f"{folder}/resumed-{rank}.pt")
-    leave()

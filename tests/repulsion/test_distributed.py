@@ -1,7 +1,5 @@
 """Data-parallel ranks draw equal noise and keep equal weights, in real process groups. See also `test_sharded`."""
 
-import os
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -29,10 +27,7 @@ def train(model, optimizer, x, y, steps=4):
         optimizer.step()
 
 
-def worker(rank: int, port: int, folder: str) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+def worker(rank: int, folder: str) -> None:
     model, x, y = model_and_data()
     torch.manual_seed(rank)  # torch's random state differs between ranks; counter-based noise must not
     wrapped = nn.parallel.DistributedDataParallel(model)
@@ -40,7 +35,6 @@ def worker(rank: int, port: int, folder: str) -> None:
     repel(wrapped, optimizer, SPOS(0.1, 0.5, 100.0), seed=4, verbose=False)
     train(wrapped, optimizer, x[4 * rank : 4 * rank + 4], y[4 * rank : 4 * rank + 4])
     torch.save(model.state_dict(), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
 
 
 def test_ddp_equals_one_process(tmp_path):

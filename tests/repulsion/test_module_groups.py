@@ -5,7 +5,6 @@ import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from repulsive import (
@@ -354,17 +353,15 @@ def train(model: nn.Module, ensemble: Ensemble, rule) -> list[torch.Tensor]:
     return [w.full_tensor() if hasattr(w, "full_tensor") else w for w in weights]
 
 
-def _rank(rank: int, port: int, folder: str) -> None:
+def _rank(rank: int, folder: str) -> None:
     from torch.distributed.fsdp import fully_shard
 
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     for number, rule in enumerate(SHARDED):
         model = Ensemble()
         fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (2,)))
         found = train(model, model, rule)
         if rank == 0:
             torch.save(found, f"{folder}/{number}.pt")
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ class Ranks:
         try:
             (self.folder / f"{world}.started").mkdir(parents=True)
         except FileExistsError:
-            for _ in range(1200):
+            for _ in range(2400):
                 if done.exists():
                     return
                 time.sleep(0.25)

@@ -31,10 +31,16 @@ WORDS = [
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory):
+def written(tmp_path_factory):
     path = tmp_path_factory.mktemp("latency") / "out.json"
     latency.main([*WORDS, "--out", str(path)])
-    return json.loads(path.read_text())
+    return path.read_text()
+
+
+@pytest.fixture
+def result(written):
+    """A copy for each test: some change it."""
+    return json.loads(written)
 
 
 def test_variants_have_fewer_heads_and_a_smaller_cache(result):

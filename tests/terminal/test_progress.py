@@ -1,13 +1,11 @@
 """Progress on stderr: a bar at a terminal, plain lines elsewhere."""
 
 import os
-import pty
 import re
-import select
-import subprocess
 import sys
 
 from repulsive.terminal import progress
+from tests.terminal.pseudoterminal import run_at_a_terminal
 
 STEPS = """
 import warnings
@@ -57,30 +55,17 @@ def test_without_lines_nothing_is_shown_in_a_file(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def at_a_terminal(words: list[str]) -> tuple[str, str]:
-    """Run Python with stderr at a terminal; return stdout, and stderr without control sequences."""
-    main, side = pty.openpty()
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "80"}
-    process = subprocess.Popen([sys.executable, *words], stderr=side, stdout=subprocess.PIPE, env=environment)
-    os.close(side)
-    shown = b""
-    while select.select([main], [], [], 60)[0]:
-        try:
-            shown += os.read(main, 65536)
-        except OSError:  # the other side is closed
-            break
-    out = process.stdout.read()
-    assert process.wait() == 0
-    return out.decode(), re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode())
+def at_a_terminal(code: str) -> tuple[str, str]:
+    return run_at_a_terminal([sys.executable, "-c", code], dict(os.environ), columns=80)
 
 
 def test_a_bar_at_a_terminal():
-    out, text = at_a_terminal(["-c", STEPS])
+    out, text = at_a_terminal(STEPS)
     assert out == ""
     assert re.search(r"reading ━.* \d/4 (\d:\d\d:\d\d|-:--:--)", text)
     assert "repulsive: line 3 is empty" in text and "UserWarning" not in text and "writing" in text
 
 
 def test_a_stage_that_starts_again_has_its_own_total():
-    _, text = at_a_terminal(["-c", TWO_MODELS])
+    _, text = at_a_terminal(TWO_MODELS)
     assert re.search(r"ablating heads ━.* \d/4 .*ablating heads ━.* 3/3 ", text, re.S)

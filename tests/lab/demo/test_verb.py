@@ -70,7 +70,8 @@ def test_ctrl_c_ends_with_one_line_and_the_same_command_resumes(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=tiny.PATIENCE)
     assert process.returncode == 130
-    assert err == "repulsive: stopped with 2 of 3 runs left; run the same command to resume\n"
+    # One run has ended; on a busy machine a second one, too.
+    assert re.fullmatch(r"repulsive: stopped with [12] of 3 runs left; run the same command to resume\n", err)
     stamp = first.stat().st_mtime_ns
     out, _ = (again := start(tmp_path, *words)).communicate()
     assert again.returncode == 0 and first.stat().st_mtime_ns == stamp and "page: out/report.html" in out

@@ -5,7 +5,6 @@ import json
 import os
 import resource
 import shutil
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -54,15 +53,17 @@ def test_tensorboard_has_what_metrics_has(whole):
     assert {"dev/accuracy", "heads/ratio"} <= set(events.Tags()["scalars"])
 
 
-def test_tensorboard_forgets_what_is_trained_again(tmp_path):
+def test_tensorboard_forgets_what_is_trained_again(tmp_path, monkeypatch):
+    """The parts start in different seconds, by which TensorBoard orders files."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    for losses in ({1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0, 5: 5.0}, {4: 0.5, 5: 0.25, 6: 0.125}):
+    parts = {1_000.0: {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0, 5: 5.0}, 1_001.0: {4: 0.5, 5: 0.25, 6: 0.125}}
+    for now, losses in parts.items():
+        monkeypatch.setattr("time.time", lambda now=now: now)
         run = RunFolder(tmp_path)
         run.rewind(min(losses) - 1)
         for step, loss in losses.items():
             run.log("train", step, {"loss": loss})
         run.close()
-        time.sleep(1.05)  # TensorBoard orders files by seconds, then by a number read as text: 10 before 9
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     found = [(event.step, event.value) for event in events.Scalars("train/loss")]
