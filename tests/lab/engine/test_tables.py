@@ -73,6 +73,8 @@ def test_runs_that_have_not_ended(tmp_path):
         rows([tmp_path / "a", tmp_path / "b"])
     with pytest.raises(RunError, match=f"name the runs of one or more recipes: {tmp_path / 'a'}, {tmp_path / 'b'}"):
         rows([tmp_path])
+    with pytest.raises(RunError, match=r"nowhere: no such folder; `repulsive ls` lists runs"):
+        rows([tmp_path / "nowhere"])
 
 
 def test_json_is_what_other_programs_read(tmp_path):

@@ -115,8 +115,10 @@ def finished_in(folder: Path) -> dict[int, RunFolder]:
     """Return seed -> run as `runs_in` does, for finished runs only.
 
     Raises:
-        RunError: there are no finished runs.
+        RunError: there is no such folder, or no finished run in it.
     """
+    if not folder.is_dir():
+        raise RunError(f"{folder}: no such folder; `repulsive ls` lists runs")
     runs = runs_in(folder)
     finished = {seed: run for seed, run in runs.items() if run.result is not None}
     if not finished:
