@@ -1,6 +1,7 @@
 """`repulsive inspect`: tables and pages for model folders and import paths, and one-line error messages."""
 
 import json
+import os
 import re
 import sys
 
@@ -13,7 +14,7 @@ from repulsive.diagnostics.loading.model import load_model
 from repulsive.diagnostics.prune import prune, save_pruned
 from repulsive.errors import DataError
 from tests.heads.zoo import build
-from tests.terminal.test_progress import at_a_terminal
+from tests.terminal.pseudoterminal import run_at_a_terminal
 
 transformers = pytest.importorskip("transformers")
 
@@ -256,7 +257,8 @@ def test_sentences_without_tokens_are_refused():
 
 @pytest.mark.slow
 def test_a_terminal_shows_the_time_left_of_ablation(folder, tmp_path):
-    words = ["-m", "repulsive", "inspect", str(folder), "--sentence", "the plot", "--sentence", "a movie", "--ablate"]
-    out, shown = at_a_terminal([*words, "--twins", "0", "--json", "--out", str(tmp_path)])
+    command = [sys.executable, "-m", "repulsive", "inspect", str(folder), "--sentence", "the plot", "--ablate"]
+    command += ["--sentence", "a movie", "--twins", "0", "--json", "--out", str(tmp_path)]
+    out, shown = run_at_a_terminal(command, dict(os.environ), columns=80)
     assert len(json.loads(out)["ablation"]["change"]) == 2
     assert re.search(r"ablating heads ━.* \d/8 (\d:\d\d:\d\d|-:--:--)", shown)
