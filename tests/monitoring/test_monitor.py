@@ -217,7 +217,6 @@ def test_a_pass_that_fails_leaves_nothing_behind():
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["given", "after", "in place", "regions", "forward", "inner"])
 def test_compiled_models(way):
-    torch._dynamo.reset()
     model = encoder() if way == "regions" else bert()
     forward = model
     if way == "given":

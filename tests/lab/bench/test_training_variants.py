@@ -118,7 +118,6 @@ class CountingBackend:
     def __init__(self, monkeypatch):
         self.graphs = []
         monkeypatch.setattr("torch._dynamo.lookup_backend", lambda name: self)
-        torch._dynamo.reset()
 
     def __call__(self, graph, inputs):
         self.graphs.append(sum("take_tokens" in str(node.target) for node in graph.graph.nodes))
@@ -180,7 +179,6 @@ def test_a_compiled_model_takes_the_same_steps(monkeypatch):
 
 @pytest.mark.slow
 def test_inductor_compiles_both_graphs():
-    torch._dynamo.reset()
     shared = tiny_model("llama", compiled=True)
     plain, logits = (TrainingVariant(shared, case, steps=1) for case in (None, LOGITS))
     for _ in range(2):

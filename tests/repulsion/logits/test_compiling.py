@@ -14,13 +14,6 @@ from tests.repulsion.logits.test_steps import RULE, Attention, Decoder, batch, l
 EVERY_4 = SVGD(alpha=0.05, space="logits", tokens=64, every=4)
 
 
-@pytest.fixture(autouse=True)
-def _fresh_compiler():
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
-
-
 def compiled(model: nn.Module) -> nn.Module:
     return torch.compile(model, backend="eager", fullgraph=True)
 

@@ -70,7 +70,6 @@ def test_layers_of_a_compiled_model_that_share_a_mask_share_positions(monkeypatc
             optimizer.zero_grad()
         weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
     torch.testing.assert_close(*weights)
-    torch.compiler.reset()
 
 
 def test_masks_of_a_compiled_model_are_copied_before_their_memory_is_reused():

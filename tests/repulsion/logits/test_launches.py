@@ -195,7 +195,6 @@ def test_compiled_models_read_masks():
         results.append((weights, [group.similarity for group in handle.report()]))
     torch.testing.assert_close(results[0][0], results[1][0])
     assert results[0][1] == pytest.approx(results[1][1], abs=1e-5)
-    torch.compiler.reset()
 
 
 def test_packed_projections_without_a_force_on_one_side():

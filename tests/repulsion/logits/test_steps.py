@@ -133,7 +133,6 @@ def test_compiled_models_are_sampled(order):
     compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
     repel(compiled if order == "after" else model, optimizer, RULE, verbose=False, allow_unproved=True)
     torch.testing.assert_close(train(model, optimizer, run=compiled), expected)
-    torch.compiler.reset()
 
 
 def test_gradient_accumulation_uses_the_tokens_of_the_last_pass():
