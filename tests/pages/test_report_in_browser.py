@@ -122,7 +122,9 @@ def test_the_page_fits_the_screen_and_labels_are_large_enough(browser, path, dar
 
 
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["light", "dark"])
-@pytest.mark.parametrize("view", ["overall", "heads", "head"])
+@pytest.mark.parametrize(
+    "view", ["overall", *(pytest.param(view, marks=pytest.mark.slow) for view in ("heads", "head"))]
+)
 def test_axe_finds_nothing_wrong(browser, path, dark, view):
     assert violations(browser, path, f"view={view}", dark=dark, width=1280 if dark else 360) == []
 

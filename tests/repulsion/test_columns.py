@@ -28,7 +28,11 @@ def use_columns(monkeypatch, heads, width, warps=1):
 
 @has_tuples
 @pytest.mark.parametrize(
-    ("heads", "width", "warps"), [(2, 4, 1), (3, 1, 2), (4, 2, 1), (8, 4, 1), (12, 4, 1), (12, 2, 2), (16, 2, 1)]
+    ("heads", "width", "warps"),
+    [
+        *((2, 4, 1), (3, 1, 2), (4, 2, 1), (8, 4, 1), (12, 4, 1)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((12, 2, 2), (16, 2, 1))),
+    ],
 )
 def test_products_against_float64(heads, width, warps, monkeypatch):
     """Strided, packed, interleaved and transposed weights; the last block of a program is not full."""
@@ -64,7 +68,8 @@ RULES = {
     ("heads", "width", "name", "scale"),
     [
         *((2, 4, "smoothed", None), (3, 1, "noise", 64.0), (8, 2, "norms", None), (12, 4, "smoothed", 64.0)),
-        *((12, 2, "auto", None), (12, 4, "noise", None), (16, 2, "norms", 64.0)),
+        (12, 4, "noise", None),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((12, 2, "auto", None), (16, 2, "norms", 64.0))),
     ],
 )
 def test_an_update_of_every_layout(heads, width, name, scale, monkeypatch):

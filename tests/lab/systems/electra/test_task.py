@@ -154,6 +154,7 @@ def test_epochs_of_so_many_steps_go_on_through_the_passes(data):
 # training
 
 
+@pytest.mark.slow
 def test_it_learns(data, tmp_path):
     more = ["optimizer.bias_correction=true", "optimizer.lr=2e-3", "method.rule=none", "training.evaluate_every=150"]
     more += ["model.dropout=0", "model.width=64", "model.embedding=64", "data.steps=300", "training.epochs=1"]
