@@ -116,15 +116,21 @@ def test_classes_that_cannot_be_portable_are_refused_with_the_reason(name):
         prune_portably(heads, select_heads(heads, scores_of(heads), 0.67), inputs_of(model))
 
 
-def test_generation_is_that_of_the_ablated_model_with_and_without_cache():
+def pruned_llama():
+    """Prune a Llama to two thirds of its heads; return its heads, the selection, the smaller model and inputs."""
     model = build("LlamaForCausalLM", *PORTABLE["LlamaForCausalLM"])
     inputs = inputs_of(model)
     heads = Heads(model, inputs)
     selection = select_heads(heads, scores_of(heads), 0.67)
     smaller = prune_portably(heads, selection, inputs)
+    return heads, selection, smaller, inputs
+
+
+def test_generation_is_that_of_the_ablated_model_with_and_without_cache():
+    heads, selection, smaller, inputs = pruned_llama()
     settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     with heads.ablated(selection.removed):
-        expected = model.generate(**inputs, **settings)
+        expected = heads.model.generate(**inputs, **settings)
     for cache in (True, False):
         assert torch.equal(smaller.generate(**inputs, **settings, use_cache=cache), expected)
 
@@ -191,11 +197,7 @@ def test_numbers_that_the_config_refuses_are_not_chosen():
 
 
 def test_a_smaller_model_that_computes_something_else_is_refused():
-    model = build("LlamaForCausalLM", *PORTABLE["LlamaForCausalLM"])
-    inputs = inputs_of(model)
-    heads = Heads(model, inputs)
-    selection = select_heads(heads, scores_of(heads), 0.67)
-    smaller = prune_portably(heads, selection, inputs)
+    heads, selection, smaller, inputs = pruned_llama()
     with torch.no_grad():
         smaller.model.layers[0].self_attn.q_proj.weight[0] += 1
     with pytest.raises(HeadLayoutError, match="differs from the ablated model"):
@@ -203,11 +205,7 @@ def test_a_smaller_model_that_computes_something_else_is_refused():
 
 
 def test_a_smaller_model_that_does_not_run_is_refused():
-    model = build("LlamaForCausalLM", *PORTABLE["LlamaForCausalLM"])
-    inputs = inputs_of(model)
-    heads = Heads(model, inputs)
-    selection = select_heads(heads, scores_of(heads), 0.67)
-    smaller = prune_portably(heads, selection, inputs)
+    heads, selection, smaller, inputs = pruned_llama()
     smaller.model.layers[0].self_attn.head_dim = 5
     with pytest.raises(HeadLayoutError, match=r"LlamaForCausalLM does not run with 4 heads: .* Nothing was written"):
         prove_equal(heads, selection, smaller, inputs)
