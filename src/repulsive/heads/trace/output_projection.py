@@ -4,8 +4,8 @@ The input of an output projection is the concatenated outputs of the heads, so i
 head i and on those of no other head. Any module whose input passes this test for every head is the projection. In
 einsum notation the projection is a parameter of the attention module, and what it is multiplied with is tested.
 
-A usual name alone proves nothing: a module called `proj` may project the inputs, or read the features of all heads in
-turns. Such a module is rejected if the test contradicts it.
+A usual name alone proves nothing: a module called `proj` may project the inputs, or interleave the features of all
+heads. Such a module is rejected if the test contradicts it.
 """
 
 from __future__ import annotations
