@@ -20,6 +20,7 @@ from repulsive.lab.engine.batch_gradients import BatchGradients
 from repulsive.lab.engine.checkpoint import check_moments, check_weights
 from repulsive.lab.engine.checkpoint_writers import make_writer
 from repulsive.lab.engine.divergence import DivergenceGuard, tokens_required
+from repulsive.lab.engine.freed_memory import keep_freed_memory
 from repulsive.lab.engine.head_log import HeadLog
 from repulsive.lab.engine.loss_meter import Meter
 from repulsive.lab.engine.processes import Processes, describe_device
@@ -107,6 +108,8 @@ class Loop:
         if self.device.type == "cuda":
             torch.set_float32_matmul_precision("high" if self.recipe.training.tf32 else "highest")
             torch.backends.cudnn.allow_tf32 = self.recipe.training.tf32
+        else:
+            keep_freed_memory()
         self.task.to(self.device)
         model = self.task.model().to(self.device)
         optimizer = methods.make_optimizer(self.recipe.optimizer, model, self.task.rate_factors(model))
