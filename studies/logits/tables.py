@@ -30,7 +30,8 @@ NOTE = (
 )
 OVERVIEW = """# Repulsion 0.1 between logits, all experiments
 
-Loss in nats per byte on validation text; each arm at its own learning rate, paired by seed, 95 % intervals.
+Loss in nats per byte on validation text; each arm at its own learning rate, paired by seed, 95 % intervals. The
+[study](../../docs/logits-study.md) says what the arms are and what follows; [commands](commands.md) has the trainings.
 """
 ARM_COLORS = {
     "plain": "#444444",
@@ -176,31 +177,32 @@ def _draw_training(experiments: dict[str, Table], path: Path) -> None:
     from matplotlib import pyplot
 
     chosen = [name for name in ("tiny", "small", "tiny-long") if name in experiments]
-    size = (2.6 * len(chosen), 4.8)
-    figure, axes = pyplot.subplots(2, len(chosen), figsize=size, layout="constrained", squeeze=False)
-    for column, name in enumerate(chosen):
+    size = (5.4, 2.0 * len(chosen) + 0.8)
+    figure, axes = pyplot.subplots(len(chosen), 2, figsize=size, layout="constrained", squeeze=False)
+    for (losses, similarities), name in zip(axes, chosen, strict=True):
         table = experiments[name]
         for arm, color in ARM_COLORS.items():
             if not any(other == arm for other, _, _ in table):
                 continue
             rate = best_rate(table, arm)
             rows = [row for (other, at, _), row in sorted(table.items()) if other == arm and at == rate]
-            axes[1][column].plot(*_mean_curve(list(map(_similarity, rows))), color=color, label=arm)
+            similarities.plot(*_mean_curve(list(map(_similarity, rows))), color=color, label=arm)
             pairs = [(row, twin) for row in rows if (twin := table.get((REFERENCE, rate, row["seed"])))]
             if pairs and arm != REFERENCE:
-                axes[0][column].plot(*_mean_curve([_excess(*pair) for pair in pairs]), color=color)
+                losses.plot(*_mean_curve([_excess(*pair) for pair in pairs]), color=color)
         shape = next(iter(table.values()))["size"]
-        axes[0][column].set_title(f"{name}: {shape['layers']} layers, width {shape['width']}", fontsize=8)
-        axes[0][column].axhline(0, color="black", linewidth=0.8)
-        axes[0][column].set_ylim(-0.04, 0.06)  # early in training the loss is up to 0.3 higher
-        axes[1][column].set_xlabel("step", fontsize=8)
-    axes[0][0].set_ylabel("training loss minus that of plain\ntraining, nats per byte", fontsize=8)
-    axes[1][0].set_ylabel("mean cosine between\nthe logits of two heads", fontsize=8)
+        losses.set_ylabel(f"{name}: {shape['layers']} layers,\nwidth {shape['width']}", fontsize=8)
+        losses.axhline(0, color="black", linewidth=0.8)
+        losses.set_ylim(-0.04, 0.06)  # early in training the loss is up to 0.3 higher
+    axes[0][0].set_title("training loss minus that of\nplain training, nats per byte", fontsize=8)
+    axes[0][1].set_title("mean cosine between\nthe logits of two heads", fontsize=8)
+    for one in axes[-1]:
+        one.set_xlabel("step", fontsize=8)
     figure.legend(
-        *axes[1][0].get_legend_handles_labels(), ncols=3, fontsize=8, loc="outside lower center", frameon=False
+        *axes[0][1].get_legend_handles_labels(), ncols=3, fontsize=8, loc="outside lower center", frameon=False
     )
     for one in axes.flat:
-        one.tick_params(labelsize=7)
+        one.tick_params(labelsize=8)
         one.grid(alpha=0.3)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)

@@ -57,6 +57,13 @@ def test_the_range_of_effects_is_that_of_all_experiments():
     assert row[0] == f"{max(effects):.1f} % to {min(effects):.1f} %, in all ten experiments"
 
 
+def test_the_study_states_effects_with_and_without_tied_embeddings():
+    effects = {name: -100 * float(cells[1].split()[0]) / float(cells[0]) for name, cells in results().items()}
+    tied = effects.pop("tiny-tied")
+    assert f"With tied embeddings the gain is small ({tied:.1f} %)" in STUDY
+    assert f"it is larger ({min(effects.values()):.1f} to {max(effects.values()):.1f} %)" in STUDY
+
+
 def test_effects_of_the_rule_itself_are_those_of_its_study():
     """The page rounds; each number may differ by half of its last digit."""
     study = (ROOT / "results" / "default_rule" / "README.md").read_text(encoding="utf-8")
