@@ -112,6 +112,16 @@ def test_functions_of_the_caller_alone_decide_which_tokens_count(own):
     assert not torch.allclose(padded, everything)
 
 
+def test_states_of_padding_do_not_change_importance():
+    model, other = Named(True).eval(), torch.where(VALID[..., None], X, X + 1)
+    layers = find_attention_layers(model)
+    first, second = (
+        Heads(model, batch).importance([batch], label_free_loss(torch.Generator().manual_seed(0), layers))
+        for batch in ({"x": x, "attention_mask": VALID} for x in (X, other))
+    )
+    torch.testing.assert_close(first, second)
+
+
 def translator(kind: str) -> nn.Module:
     from transformers import BartConfig, BartForConditionalGeneration, T5Config, T5ForConditionalGeneration
 

@@ -107,7 +107,8 @@ class Heads:
 
         Returns:
             Per layer [B, M, T, S]; [R, B, M, T, S] for a layer that runs R > 1 times, as in ALBERT; None for a layer
-            that the inputs do not reach.
+            that the inputs do not reach. These are results of softmax: what the model does with them later, such as
+            mixing heads, is not part of them.
         """
         return self._per_layer(self._capture(inputs, weights=True), lambda captured: list(captured.weights))
 
