@@ -1,11 +1,14 @@
 """`Heads`: shapes, contributions, ablation in three modes, and similarity, on models of several libraries."""
 
+import warnings
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from repulsive import find_heads
 from repulsive.diagnostics.cka import cka_of_grams, token_grams
+from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.errors import SelectionError
 from tests.heads.zoo import AdditiveAttention, TimmAttention
@@ -68,6 +71,9 @@ class Vision(nn.Module):
 
 def tokens(seed=0):
     return {"input_ids": torch.randint(40, (2, 7), generator=torch.Generator().manual_seed(seed))}
+
+
+PADDING = torch.zeros(2, 7, dtype=torch.long)
 
 
 def floats(width, seed=0):
@@ -303,6 +309,11 @@ def test_additive_attention_gives_outputs_without_a_projection():
         (lambda h: h.similarity(None), "expected a list of batches, got NoneType"),
         (lambda h: h.similarity([]), "the list is empty"),
         (lambda h: h.similarity([tokens()], twins=-1), "twins=-1: must be a whole number, at least 0"),
+        (lambda h: h.similarity([tokens() | {"attention_mask": PADDING}], "outputs", twins=0), "no token counts"),
+        (lambda h: h.similarity([tokens() | {"attention_mask": PADDING}], "attention", twins=0), "no token counts"),
+        (lambda h: h.importance(tokens()), "got one mapping; write importance\\(\\[inputs\\]\\)"),
+        (lambda h: h.importance(tokens()["input_ids"]), "got one tensor; write importance"),
+        (lambda h: h.importance([tokens()], lambda m, b: m(**b)[0].detach().sum()), "loss has no gradient"),
         (lambda h: h[0, "x"], "has no head 'x'"),
         (lambda h: h.ablated([(0, 1.0)]).__enter__(), "has no head 1.0"),
         (lambda h: h.ablated(3).__enter__(), "3: expected a list of"),
@@ -311,6 +322,29 @@ def test_additive_attention_gives_outputs_without_a_projection():
 def test_mistakes_are_named(call, message):
     with pytest.raises(SelectionError, match=message):
         call(Heads(gpt2()))
+
+
+class Tied(nn.Module):
+    def __init__(self, copies: bool) -> None:
+        super().__init__()
+        self.first = nn.MultiheadAttention(12, 3, batch_first=True)
+        self.second = nn.MultiheadAttention(12, 3, batch_first=True) if copies else self.first
+        for name in ("in_proj_weight", "in_proj_bias") if copies else ():
+            setattr(self.second, name, getattr(self.first, name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(*[self.first(x, x, x)[0]] * 3)[0]
+
+
+def test_layers_with_tied_weights_are_named():
+    message = "second is neither measured nor ablated: the weights are tied"
+    with pytest.warns(UserWarning, match=message):
+        Heads(Tied(copies=True))
+    assert any(message in note for note in inspect_heads(Tied(copies=True)).notes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        heads = Heads(Tied(copies=False))
+    assert heads.attention(floats(12).float())[0].shape == (2, 2, 3, 7, 7)  # both runs
 
 
 def test_patching_inputs_of_another_shape_is_refused():

@@ -12,7 +12,7 @@ from repulsive.diagnostics.hooks.measure_batches import measure_batches
 from repulsive.diagnostics.output_ablation import ablate_output
 from repulsive.diagnostics.output_change import OutputChange, label_free_loss
 from repulsive.diagnostics.redundancy import head_ablation
-from repulsive.heads.padding import are_tokens
+from repulsive.heads.padding import are_tokens, compact, masks_in, valid_tokens
 from tests.repulsion.logits.changed_models import CHANGED
 
 VALID = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
@@ -110,6 +110,16 @@ def test_functions_of_the_caller_alone_decide_which_tokens_count(own):
         for real in (None, lambda *_: None)
     )
     assert not torch.allclose(padded, everything)
+
+
+def test_states_of_padding_do_not_change_importance():
+    model, other = Named(True).eval(), torch.where(VALID[..., None], X, X + 1)
+    layers = find_attention_layers(model)
+    first, second = (
+        Heads(model, batch).importance([batch], label_free_loss(torch.Generator().manual_seed(0), layers))
+        for batch in ({"x": x, "attention_mask": VALID} for x in (X, other))
+    )
+    torch.testing.assert_close(first, second)
 
 
 def translator(kind: str) -> nn.Module:
@@ -223,6 +233,59 @@ LARGE = torch.finfo(torch.float32).max
 )
 def test_masks_of_numbers_may_be_added_to_logits(mask, expected):
     assert are_tokens(torch.tensor(mask)).tolist() == expected
+
+
+PER_QUERY = VALID[:, None, None].expand(2, 1, 6, 6)
+CAUSAL = torch.ones(6, 6, dtype=torch.bool).tril()
+
+
+@pytest.mark.parametrize(
+    ("name", "mask"),
+    [
+        ("mask", VALID[:, None, None]),
+        ("mask", PER_QUERY.long()),  # DeBERTa
+        ("mask", VALID[:, None].to(torch.uint8)),
+        ("mask", PER_QUERY.double()),
+        ("mask", PER_QUERY & CAUSAL),
+        ("mask", (PER_QUERY & CAUSAL).float()),
+        ("mask", (~PER_QUERY).float() * -10_000),
+        ("mask", (~(PER_QUERY & CAUSAL)).half() * -10_000),
+        ("mask", (~PER_QUERY).float() * -1e9 - (torch.arange(6.0) - 5).abs()),  # with a bias by position
+        ("mask", torch.zeros(PER_QUERY.shape).masked_fill(~PER_QUERY, -math.inf)),
+        ("key_padding_mask", ~VALID),
+        ("key_padding_mask", ~VALID[:, None, None]),
+        ("key_padding_mask", (~PER_QUERY).long()),
+        ("key_padding_mask", (~PER_QUERY).float() * -1e9),
+    ],
+)
+def test_masks_of_queries_and_keys_show_padding(name, mask):
+    class Attention(nn.Module):
+        def forward(self, x: Tensor, mask: Tensor | None = None, key_padding_mask: Tensor | None = None) -> None: ...
+
+    masks = masks_in(Attention(), (X,), {name: mask})
+    assert torch.equal(valid_tokens(masks, (2, 6), "encoder", "k"), VALID)
+    if mask.ndim > 2:  # as compiled models keep it
+        assert torch.equal(valid_tokens({name: compact(masks[name])}, (2, 6), "encoder", "k"), VALID)
+
+
+def test_a_causal_mask_is_not_the_padding_of_as_many_sequences():
+    added = torch.zeros(6, 6).masked_fill(~CAUSAL, -math.inf)
+    for mask in (CAUSAL, ~CAUSAL, CAUSAL.long(), (~CAUSAL).float() * -1e9, added):
+        assert valid_tokens({"mask": mask}, (6, 6), "encoder", "q").all()
+    lengths = torch.arange(6) < torch.tensor([[6], [3], [4], [1], [5], [2]])
+    assert torch.equal(valid_tokens({"mask": lengths}, (6, 6), "encoder", "q"), lengths)
+
+
+def test_heads_of_deberta_leave_out_padding():
+    from transformers import DebertaConfig, DebertaModel
+
+    sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    config = DebertaConfig(vocab_size=50, hidden_size=8, relative_attention=True, pos_att_type=["c2p", "p2c"], **sizes)
+    model, mask = DebertaModel(config).eval(), VALID.long()
+    heads = Heads(model)
+    padded = heads.similarity([{"input_ids": IDS, "attention_mask": mask}], "outputs", twins=0)
+    alone = [{"input_ids": IDS[:1]}, {"input_ids": IDS[1:, :4]}]
+    torch.testing.assert_close(padded[0].cosine, heads.similarity(alone, "outputs", twins=0)[0].cosine)
 
 
 def test_a_monitor_reads_masks_that_layers_add_to_logits():

@@ -97,6 +97,8 @@ def _products(
         value = loss(model, batch)
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise SelectionError("loss must return a tensor with one element, such as a mean over items")
+        if outputs and not value.requires_grad:
+            raise SelectionError("loss has no gradient: compute it from the model's result, without detach or no_grad")
         gradients = torch.autograd.grad(value, [heads for _, heads in outputs], allow_unused=True) if outputs else ()
     products = []
     real_queries, _ = token_masks(model, positional=False)  # the batch is for `loss`: it may be anything

@@ -13,7 +13,7 @@ from repulsive.diagnostics.head_kinds import HeadKinds, head_kinds
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, hookable_layers
 from repulsive.diagnostics.hooks.calling import evaluating, items_in
 from repulsive.diagnostics.hooks.measure_batches import measure_batches
-from repulsive.diagnostics.hooks.measured_layers import find_measured_heads, guess_message
+from repulsive.diagnostics.hooks.measured_layers import find_measured_heads, guess_message, tied_message
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.importance import first_order_importance
 from repulsive.diagnostics.layer_names import short_names
@@ -113,6 +113,7 @@ def inspect_heads(
     out = traced_projections(model, groups, batches[0]) if batches else None
     layers, problems = hookable_layers(model, groups, out=out)
     notes = [f"outputs and importance are not measured: {problem}" for problem in problems]
+    notes += [message] if (message := tied_message(model, groups)) else []
     listed = [(layer.name, layer.layer, layer.where, layer.num_heads) for layer in layers]
     if not batches:
         notes += [message] if (message := guess_message(groups)) else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from repulsive.diagnostics.captured_similarity import contributions
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, check_layer_names, find_attention_layers
 from repulsive.diagnostics.hooks.calling import call
 from repulsive.diagnostics.hooks.capture import Captured, capture
-from repulsive.diagnostics.hooks.measured_layers import warn_about_guesses
+from repulsive.diagnostics.hooks.measured_layers import tied_message, warn_about_guesses
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.importance import Loss, first_order_importance
 from repulsive.diagnostics.output_patching import patched_outputs
@@ -61,6 +62,8 @@ class Heads:
         self.model = model
         self.groups: list[HeadGroup] = find_heads(model, example_inputs)
         check_layer_names(out or {}, self.groups)
+        if message := tied_message(model, self.groups):
+            warnings.warn(message, stacklevel=2)
         if example_inputs is None:
             warn_about_guesses(self.groups, stacklevel=2)
         else:
@@ -104,7 +107,8 @@ class Heads:
 
         Returns:
             Per layer [B, M, T, S]; [R, B, M, T, S] for a layer that runs R > 1 times, as in ALBERT; None for a layer
-            that the inputs do not reach.
+            that the inputs do not reach. These are results of softmax: what the model does with them later, such as
+            mixing heads, is not part of them.
         """
         return self._per_layer(self._capture(inputs, weights=True), lambda captured: list(captured.weights))
 
@@ -165,7 +169,11 @@ class Heads:
 
         Returns:
             float64 [layers, heads]; nan where a layer has fewer heads.
+
+        Raises:
+            SelectionError: `batches` is not a list of batches or is empty, or the loss is not a scalar.
         """
+        _check_batches(batches, Iterable, "importance")
         return first_order_importance(self.model, loss or _own_loss, batches, normalise=normalise, layers=self.layers)
 
     def similarity(
@@ -186,11 +194,12 @@ class Heads:
             A list with one entry per layer that ran: the matrix [M, M], its mean over pairs and its largest pair, each
             with its confidence interval. `verdicts` has the verdict of each layer against untrained twins,
             `permuted_verdicts` that against heads of different layers; printed, it is a table.
+
+        Raises:
+            SelectionError: an argument is wrong, or no token counts.
+            HeadLayoutError: the heads of no layer can be compared in this space.
         """
-        if not isinstance(batches, Sequence) or isinstance(batches, str):
-            kinds = {Tensor: "one tensor", Mapping: "one mapping"}
-            kind = next((name for one, name in kinds.items() if isinstance(batches, one)), type(batches).__name__)
-            raise SelectionError(f"batches: expected a list of batches, got {kind}; write similarity([inputs])")
+        _check_batches(batches, Sequence, "similarity")
         if not batches:
             raise SelectionError("batches: the list is empty; pass at least one batch")
         check_whole("twins", twins, least=0)
@@ -199,7 +208,12 @@ class Heads:
         result = against_chance(
             self.model, batches, spaces=(space,), twins=twins, seed=seed, groups=self.groups, out=self._out
         )
-        return SimilarityTable(space, getattr(result, space), result.notes)
+        if not (compared := getattr(result, space)):
+            raise SelectionError(
+                f"space={space!r}: no token counts in any layer; padding does not count, and in space='attention' "
+                "neither do queries that can attend to one key only"
+            )
+        return SimilarityTable(space, compared, result.notes)
 
     # -- show -----------------------------------------------------------------------------------------------------
 
@@ -288,6 +302,14 @@ class Head:
                 f"layer {self.layer} ({self.heads.layers[self.layer].name}) did not run on these inputs"
             )
         return own
+
+
+def _check_batches(batches: object, expected: type, method: str) -> None:
+    """Raise an error unless `batches` holds several inputs, such as a list."""
+    if not isinstance(batches, expected) or isinstance(batches, str | Tensor | Mapping):
+        kinds = {Tensor: "one tensor", Mapping: "one mapping"}
+        kind = next((name for one, name in kinds.items() if isinstance(batches, one)), type(batches).__name__)
+        raise SelectionError(f"batches: expected a list of batches, got {kind}; write {method}([inputs])")
 
 
 def _own_loss(model: nn.Module, batch: Any) -> Tensor:

@@ -102,15 +102,16 @@ def label_free_loss(generator: torch.Generator, layers: Sequence[AttentionLayer]
         of_layers = LayerMasks()
         with of_layers.recorded(layers):
             output = read_output(call(model, batch))
+        real = real_tokens(model, batch, output, of_layers)
         if output.kind == "states":
-            signs = (
-                torch.randint(0, 2, output.values.shape, generator=generator, device="cpu").to(output.values) * 2 - 1
-            )
-            return (signs * output.values).sum() / len(output.values)
+            signs = torch.randint(0, 2, output.values.shape, generator=generator, device="cpu") * 2 - 1
+            signed = signs.to(output.values) * output.values
+            if real is not None and signed.shape[:2] == real.shape:
+                return signed[real.to(signed.device)].sum() / len(signed)
+            return signed.sum() / len(signed)
         log_p = output.values.float().log_softmax(-1).flatten(0, -2)  # [N, C]
         drawn = torch.multinomial(log_p.detach().exp().cpu(), 1, generator=generator).to(log_p.device)  # [N, 1]
         picked = log_p.gather(-1, drawn).squeeze(-1)  # [N]
-        real = real_tokens(model, batch, output, of_layers)
         if real is not None and real.numel() == picked.numel():
             picked = picked[real.flatten()]
         return -picked.sum() / len(output.values)

@@ -16,6 +16,8 @@ _ANY = ("attention_mask", "key_padding_mask", "padding_mask", "pixel_attention_m
 NAMES = frozenset((*_DECODER, *_ENCODER, *_ANY))
 _TORCH_NAMES = NAMES - {"mask"}  # in torch's encoder it is a mask [T, T] of queries and keys, not of padding
 _INVERTED = ("MptAttention",)  # classes whose boolean masks are True where a query may not attend
+_LEAST_CAUSAL = 4  # sequences; smaller batches may well have padding that looks like a causal mask
+_HIDDEN = -1000.0  # lower numbers, such as -10,000, hide a key if they are added to logits; position biases are higher
 _SIGNATURES: dict[type, tuple[str, ...]] = {}  # cache of `_parameters`
 
 
@@ -32,9 +34,14 @@ def masks_in(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     found = {name: mask for name, mask in masks.items() if isinstance(mask, Tensor)}
     if (from_labels := decoder_mask(module, named)) is not None:
         found["decoder_attention_mask"] = from_labels
-    if type(module).__name__ in _INVERTED:
-        return {name: ~mask if mask.dtype == torch.bool else mask for name, mask in found.items()}
-    return found
+    inverted = {name for name, mask in found.items() if _is_inverted(module, name, mask)}
+    return {name: mask == 0 if name in inverted else mask for name, mask in found.items()}
+
+
+def _is_inverted(module: nn.Module, name: str, mask: Tensor) -> bool:
+    """Check for a mask with queries that is True where a query may not attend; `_as_valid` inverts masks [B, T]."""
+    is_of_padding = "padding" in name and mask.ndim > 2
+    return not mask.is_floating_point() and (is_of_padding or type(module).__name__ in _INVERTED)
 
 
 def decoder_mask(module: nn.Module, named: Mapping[str, Any]) -> Tensor | None:
@@ -101,7 +108,7 @@ def _as_valid(mask: Tensor, name: str, shape: tuple[int, int]) -> Tensor | None:
     if mask.ndim == 2 and tuple(mask.shape) == shape:
         if "padding" in name:
             return ~mask if mask.dtype == torch.bool else mask == 0
-        return are_tokens(mask)
+        return _without_causal(are_tokens(mask))
     if mask.ndim in (3, 4) and mask.shape[0] == shape[0] and mask.shape[-1] == shape[1]:
         return _visible(mask)
     return None
@@ -115,9 +122,21 @@ def are_tokens(mask: Tensor) -> Tensor:
     """
     if not mask.is_floating_point():
         return mask.bool()
+    return torch.where(_is_added(mask), mask >= 0, mask > 0)
+
+
+def _is_added(mask: Tensor) -> Tensor:
+    """Check whether the numbers of a mask are added to logits; otherwise they are 1 and 0. A tensor with one bool."""
     largest = mask.amax()
-    is_added = (mask.amin() < 0) | (largest <= 0) | (largest > 2)  # 2 is global attention in Longformer's own mask
-    return torch.where(is_added, mask >= 0, mask > 0)
+    return (mask.amin() < 0) | (largest <= 0) | (largest > 2)  # 2 is global attention in Longformer's own mask
+
+
+def _without_causal(valid: Tensor) -> Tensor:
+    """Replace a causal mask of T queries and T keys, which a batch of T sequences could have as padding, by True."""
+    if valid.shape[0] != valid.shape[1] or len(valid) < _LEAST_CAUSAL:
+        return valid
+    causal = torch.ones_like(valid).tril()
+    return valid | (valid == causal).all() | (valid != causal).all()
 
 
 def compact(mask: Tensor) -> Tensor:
@@ -133,8 +152,10 @@ def know_arguments(modules: Iterable[nn.Module]) -> None:
 
 def _visible(mask: Tensor) -> Tensor:
     """Find the keys that some query may attend to, [B, ..., S] -> bool [B, S]."""
-    visible = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
-    return visible.flatten(1, -2).any(1)
+    flat = mask.flatten(1, -2)  # [B, N, S]
+    if not mask.is_floating_point():
+        return flat.bool().any(1)
+    return flat.amax(1) > torch.where(_is_added(mask), _HIDDEN, 0.0)
 
 
 def _parameters(module: nn.Module) -> tuple[str, ...]:

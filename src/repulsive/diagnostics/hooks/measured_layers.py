@@ -9,8 +9,9 @@ from torch import nn
 
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
-from repulsive.errors import NoHeadsFound
+from repulsive.errors import NoHeadsFound, list_first
 from repulsive.heads import HeadGroup, find_heads
+from repulsive.heads.module_paths import clean, module_of, unwrap
 
 
 def find_measured_heads(model: nn.Module, inputs: object) -> list[HeadGroup]:
@@ -52,6 +53,27 @@ def guess_message(groups: Sequence[HeadGroup]) -> str:
     return (
         f"the heads of {guesses[0]}{more} are a guess from names and shapes, and numbers about them may be wrong; "
         "pass example_inputs=..., or --example on the command line, to prove them"
+    )
+
+
+def tied_message(model: nn.Module, groups: Sequence[HeadGroup]) -> str:
+    """Describe attention modules without groups because their weights are those of an earlier module; "" if none."""
+    modules = {clean(name): module for name, module in unwrap(model).named_modules()}
+    known = {module_of(group) for group in groups}
+    classes = {type(modules[name]) for name in known}
+    weights = {id(part.parameter()) for group in groups for part in group.slices}
+    seen = {id(inner) for name in known for inner in modules[name].modules()}  # an adapter contains the adapted module
+    tied = [
+        name
+        for name, module in modules.items()
+        if type(module) in classes and id(module) not in seen and weights & {id(each) for each in module.parameters()}
+    ]
+    if not tied:
+        return ""
+    verb = "is" if len(tied) == 1 else "are"
+    return (
+        f"{list_first(tied, 3)} {verb} neither measured nor ablated: the weights are tied to those of an earlier "
+        "layer. Use one module in both places, and all of its runs are measured"
     )
 
 
