@@ -83,7 +83,7 @@ class Radial:
             one_zero = zero.unsqueeze(-1) != zero.unsqueeze(-2)  # their distance is 1
             any_zero = zero.unsqueeze(-1) | zero.unsqueeze(-2)
             d2 = torch.where(any_zero, one_zero.to(d2), d2)
-            scale2 = torch.ones_like(scale2)
+            scale2 = torch.full_like(scale2, max(1.0, gram.resolution / bandwidths.FLOOR) ** 2)
         h = bandwidths.resolve(bandwidth, d2, scale2)
         all_zero = (h == 0)[..., None, None]  # all particles are zero: there is no force
         safe = torch.where(all_zero, torch.ones_like(d2), h[..., None, None])
