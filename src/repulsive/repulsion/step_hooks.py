@@ -13,7 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from repulsive.repulsion.optimizers import GradientSnapshot, is_nested_step, will_skip_step
 
 Change = Callable[[Tensor | None], bool]  # takes the loss scale in the gradients, or None; returns whether it acted
-Finish = Begin = Callable[[], None]
+Finish = Callable[[], None]
+Begin = Callable[[], None]
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -123,7 +124,7 @@ class StepHooks:
             self.reset()
 
 
-def _uncompiled(hook: Callable[..., Any], *functions: Change | Finish) -> Callable[..., Any]:
+def _uncompiled(hook: Callable[..., Any], *functions: Change | Finish | Begin) -> Callable[..., Any]:
     """Exclude a hook, called with functions, from a compiled step: it depends on addresses and on host state."""
     disabled = torch.compiler.disable(hook)
 
