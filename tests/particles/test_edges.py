@@ -1,10 +1,13 @@
-"""Zero heads, and settings that are callables, numpy or torch numbers, or invalid."""
+"""Zero and equal heads, and settings that are callables, numpy or torch numbers, or invalid."""
+
+import warnings
 
 import pytest
 import torch
 
 from repulsive.errors import RuleError
 from repulsive.particles import SVGD, Gaussian
+from repulsive.particles.collapse import CollapsedHeads
 from repulsive.particles.gram import gram
 from tests.particles import oracle
 from tests.particles.oracle import close, particles
@@ -94,3 +97,31 @@ def test_numpy_and_torch_numbers_are_accepted():
     known = SVGD(bandwidth=2.0).gradient(theta, grad)
     for two in (torch.tensor(2.0), torch.tensor([2]), 2):
         assert torch.equal(SVGD(bandwidth=two).gradient(theta, grad), known)
+
+
+@pytest.mark.parametrize("space", ["weights", "sphere"])
+@pytest.mark.parametrize("heads", ["one", "equal", "apart"])
+def test_a_callable_kernel_does_not_push_a_head_by_its_own_rounding_error(heads, space):
+    """`alpha="auto"` scaled the slope of the cosine of a head with itself to the target ratio."""
+
+    def hinge(x, y):
+        return (torch.nn.functional.cosine_similarity(x, y, dim=-1) - 0.5).clamp(min=0)
+
+    generator = torch.Generator().manual_seed(0)
+    theta = torch.randn(4, 64, generator=generator)  # no cosine is above 0.5
+    theta = {"one": theta[:1], "equal": theta[:1].repeat(4, 1), "apart": theta}[heads]
+    grad = torch.randn(theta.shape, generator=generator)
+    rule = SVGD("heads", "auto", kernel=hinge, space=space, smoothing=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CollapsedHeads)
+        assert torch.equal(rule.gradient(theta, grad), grad)
+
+
+def test_a_callable_kernel_keeps_a_true_force_of_a_head_on_itself():
+    """The gradient of x . y by x is y, also for equal heads."""
+    theta = torch.ones(3, 8)
+    rule = SVGD(3.0, alpha=0.5, kernel=lambda x, y: (x * y).sum(-1), smoothing=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CollapsedHeads)
+        result = rule.gradient(theta, torch.zeros_like(theta))
+    torch.testing.assert_close(result, -1.5 * theta)

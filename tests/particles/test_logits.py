@@ -91,13 +91,36 @@ def test_a_head_with_zero_logits_has_cosine_zero_with_all_others():
     assert float(similarity[0].abs().max()) == 0 and bool(similarity.isfinite().all())
 
 
-@pytest.mark.parametrize("size", [1e-24, 1.0, 1e12])
-def test_parallel_functions_of_any_size(size):
+def test_parallel_functions():
     unit = torch.nn.functional.normalize(drawn(1, 50), dim=1)
-    near = unit + 0.01 * drawn(4, 50)
     sizes = torch.tensor([[1.0], [-2.0], [0.0], [3.0]], dtype=unit.dtype)
-    functions = torch.stack([sizes * unit, near, torch.zeros_like(near)]).float() * size**0.5
-    assert are_parallel(functions @ functions.mT).tolist() == [True, False, True]
+    near = sizes * unit + 1e-6 * drawn(4, 50)
+    functions = torch.stack([sizes * unit, near, torch.zeros_like(near)])
+    assert are_parallel(functions @ functions.mT, 1e-13).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("reads", [None, (0, 0, 1, 1)])
+@pytest.mark.parametrize("kernel", ["rbf", "cosine", "hinge"])
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e6])
+def test_rounding_errors_are_told_from_the_force_of_nearly_parallel_heads(size, kernel, reads):
+    """Also with heads of very different norms, where errors of large ones would exceed the force on small ones."""
+    for apart, is_none in ((0.0, True), (1e-5, False), (1e-3, False)):
+        heads = 4 if reads is None else 2
+        lengths = torch.tensor([1.0, -30.0, 0.2, 3.0], dtype=torch.float64)
+        q = size * lengths[:, None] * (drawn(60, 1, 8) + apart * drawn(60, 4, 8, seed=1))
+        k = lengths[:heads, None] * (drawn(50, 1, 8, seed=2) + apart * drawn(50, heads, 8, seed=3))
+        circuits = Circuits(q.float(), k.float(), right_of=reads)
+        moments = circuits.moments()
+        matrix = SVGD(kernel=kernel, space="logits").interact(function_gram(circuits.products())).repulsion
+        forces = circuits.pull_back(matrix, moments)
+        error = 32 * torch.finfo(torch.float32).eps
+        assert bool(circuits.are_rounding_errors(forces, matrix, moments, error)) is is_none, apart
+
+
+def test_products_that_are_not_symmetric_keep_the_digits_of_small_functions():
+    """Products in float32 differ in their last digit from those with the two heads exchanged."""
+    products = torch.tensor([[1e8, 1e4], [1e4 * (1 + 1e-6), 1.0]], dtype=torch.float64)
+    torch.testing.assert_close(function_gram(products).inner, (products + products.mT) / 2, rtol=1e-7, atol=0)
 
 
 def test_factors_that_do_not_fit_are_refused():

@@ -66,6 +66,32 @@ def test_weights_get_the_ratio_times_the_step_along_the_force(make_model, backwa
         assert close(with_force - without, shift, 1e-9)
 
 
+def test_the_ratio_holds_for_all_changes_of_a_step_with_several_closure_calls(make_model):
+    """LBFGS changes weights between calls of the closure; so does a step that perturbs weights, as SAM does."""
+    model = make_model()
+
+    def shifted(own, rule, **options):
+        optimizer = torch.optim.LBFGS(own.parameters(), lr=0.1, max_iter=4)
+
+        def closure():
+            optimizer.zero_grad()
+            loss = sum((p - 1).square().sum() for p in own.parameters())
+            loss.backward()
+            return loss
+
+        handle = repel(own, optimizer, rule, verbose=False, **options)
+        before = [group.read() for group in handle.groups]
+        optimizer.step(closure)
+        return before, [group.read() for group in handle.groups]
+
+    plain_rule, rule = SVGD(alpha=0.0, smoothing=0, space="sphere"), SVGD(**HELD, space="sphere")
+    _, plain = shifted(copy.deepcopy(model), plain_rule)
+    before, after = shifted(model, rule, force_in="step")
+    for old, without, with_force in zip(before, plain, after, strict=True):
+        expected = phi(old, torch.zeros_like(old), alpha=1.0, smoothing=0.0, space="sphere")
+        assert close(with_force - without, 0.2 * (without - old).norm() * expected / expected.norm(), 1e-9)
+
+
 def test_the_force_is_tangential_on_the_sphere(make_model, backward):
     model = make_model()
     plain_model = copy.deepcopy(model)

@@ -12,8 +12,8 @@ EQUAL_HEADS = (
     "zero); with smoothing they stay equal: initialise them with different values, add noise (SPOS) or set smoothing=0"
 )
 EQUAL_PAIR = (
-    "two heads of a group are equal or parallel (cosine 1), so they do not repel each other until their own gradients "
-    "separate them: initialise them with different values, or add noise (SPOS)"
+    "two heads of a group are equal or parallel (cosine 1), so they repel each other little or not at all until their "
+    "own gradients separate them: initialise them with different values, or add noise (SPOS)"
 )
 # A pair of heads with a cosine of at least this counts as equal; cosines from float32 sums are accurate to 1e-7.
 EQUAL_COSINE = 1 - 1e-7

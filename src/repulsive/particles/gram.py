@@ -60,9 +60,12 @@ class Gram:
 
     Args:
         products: [..., M + 1, M + 1], the matrix G above; the last row and column belong to the mean.
+        resolution: distance of unit vectors below which distances are rounding errors of the products; a median
+            bandwidth on the sphere stays above it.
     """
 
     products: Tensor
+    resolution: float = 0.0
 
     @property
     def num_particles(self) -> int:

@@ -83,7 +83,7 @@ class Radial:
             one_zero = zero.unsqueeze(-1) != zero.unsqueeze(-2)  # their distance is 1
             any_zero = zero.unsqueeze(-1) | zero.unsqueeze(-2)
             d2 = torch.where(any_zero, one_zero.to(d2), d2)
-            scale2 = torch.ones_like(scale2)
+            scale2 = torch.full_like(scale2, max(1.0, gram.resolution / bandwidths.FLOOR) ** 2)
         h = bandwidths.resolve(bandwidth, d2, scale2)
         all_zero = (h == 0)[..., None, None]  # all particles are zero: there is no force
         safe = torch.where(all_zero, torch.ones_like(d2), h[..., None, None])
@@ -193,7 +193,11 @@ class Differentiable:
     function: Callable[[Tensor, Tensor], Tensor]
 
     def pairs(self, theta: Tensor, space: str) -> tuple[Tensor, Tensor]:
-        """Compute K [..., M, M] and the force [..., M, D] on each particle."""
+        """Compute K [..., M, M] and the force [..., M, D] on each particle.
+
+        Many kernels exert no force between a head and itself or an equal one, up to rounding errors. These are left
+        out: if no other heads interact, they are all that alpha="auto" would scale up.
+        """
         values, forces = [], []
         zero = _are_zero(theta.detach().square().sum(-1))  # [..., M]
         theta = torch.where(zero.unsqueeze(-1), 0, theta) if space == "sphere" else theta
@@ -201,14 +205,17 @@ class Differentiable:
             with torch.enable_grad():
                 others = theta.detach().clone().requires_grad_()  # [..., M, D]
                 own = theta[..., i : i + 1, :].detach().clone().requires_grad_()  # [..., 1, D]
+                is_equal = (others == own).all(-1)  # [..., M]
                 if space == "sphere":
                     row = self.function(_unit(others.detach()), _unit(own))
-                    (slope,) = torch.autograd.grad(row.sum(), own)
+                    (slope,) = torch.autograd.grad((row * ~is_equal).sum(), own, retain_graph=True)  # [..., 1, D]
+                    (of_equal,) = torch.autograd.grad((row * is_equal).sum(), own)
+                    slope = slope + _without_rounding(of_equal, own, row)
                     force = torch.where(zero[..., i : i + 1], 0, -slope.squeeze(-2))
                 else:
                     row = self.function(others, own)  # [..., M]
-                    (slope,) = torch.autograd.grad(row.sum(), others)
-                    force = slope.sum(-2)
+                    (slope,) = torch.autograd.grad(row.sum(), others)  # [..., M, D]
+                    force = torch.where(is_equal.unsqueeze(-1), _without_rounding(slope, others, row), slope).sum(-2)
             values.append(row.detach())
             forces.append(force)
         return torch.stack(values, dim=-2), torch.stack(forces, dim=-2)
@@ -242,6 +249,19 @@ def resolve(kernel: AnyKernel) -> Kernel | Differentiable:
 def _are_zero(norms2: Tensor) -> Tensor:
     """Find heads that count as zero, as a mask [..., M], from squared norms that contain rounding errors."""
     return norms2 <= SHORTEST**2 * norms2.mean(-1, keepdim=True).clamp(min=0)
+
+
+def _without_rounding(slope: Tensor, theta: Tensor, row: Tensor) -> Tensor:
+    """Set slopes of a kernel to zero that change its values by less than their rounding errors.
+
+    Args:
+        slope: slopes by particles [..., n, D].
+        theta: the particles [..., n, D].
+        row: values of the kernel [..., M].
+    """
+    change = slope.norm(dim=-1) * theta.norm(dim=-1)  # [..., n]
+    error = 64 * torch.finfo(row.dtype).eps * row.abs().amax(-1, keepdim=True)
+    return torch.where((change <= error).unsqueeze(-1), 0, slope)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ and columns of the output projection replace keys.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -98,6 +99,38 @@ class Circuits:
             _combine(self.right, (weight / self.right.shape[-3]) * left, self.right_of),
         )
 
+    def are_rounding_errors(
+        self, forces: tuple[Tensor, Tensor], matrix: Tensor, moments: tuple[Tensor, Tensor], error: float
+    ) -> Tensor:
+        r"""Check whether the forces on all heads are rounding errors, as between parallel functions: [...].
+
+        The force on head i is a sum of M terms. It is a rounding error if it is much shorter than these terms would be
+        for parallel functions: $|R_{ij}|\,|g_i|\,|f_j| / |f_i|$, where g_i is the gradient of
+        $\langle f_i, \bar f_i \rangle$.
+
+        Args:
+            forces: the result of `pull_back`.
+            matrix: R [..., M, M].
+            moments: the result of `moments`.
+            error: largest share of the terms that counts as rounding error.
+        """
+        wide = wide_dtype(moments[0].device)  # the squares below underflow in float32 if heads are small
+        left, right = (both.diagonal(dim1=-4, dim2=-2).movedim(-1, -3).to(wide) for both in moments)  # [..., M, d, d]
+        norms2 = (left * right).sum((-2, -1))  # |f_i|^2, [..., M]
+        norms = torch.where(norms2 > 0, norms2, 1).sqrt()
+        shares = (matrix.to(wide).abs() @ norms.unsqueeze(-1)).squeeze(-1) / norms  # [..., M]
+        product = left @ right
+        are_small = []
+        sides = (self.left, right, self.left_of), (self.right, left, self.right_of)
+        for force, (factor, other, of) in zip(forces, sides, strict=True):
+            own = (product * other).sum((-2, -1)).clamp(min=0) / factor.shape[-3]  # |g_i|^2, [..., M]
+            terms = shares * own.sqrt()
+            if of is not None:
+                shared = terms.new_zeros(*terms.shape[:-1], factor.shape[-2])
+                terms = shared.index_add_(-1, _index(tuple(of), terms.device), terms)
+            are_small.append(torch.linalg.vector_norm(force, dim=(-3, -1)) <= error * terms)
+        return torch.cat(are_small, dim=-1).all(-1)
+
 
 def centre_keys(keys: Tensor, weights: Tensor | None = None) -> Tensor:
     """Subtract the mean key of every sequence.
@@ -119,8 +152,9 @@ def centre_keys(keys: Tensor, weights: Tensor | None = None) -> Tensor:
 def function_gram(products: Tensor) -> Gram:
     """Convert inner products of functions [..., M, M] to a centred `Gram`, with the mean, as kernels expect."""
     wide = products.to(wide_dtype(products.device))
+    wide = (wide + wide.mT) / 2  # `Gram.inner` assumes symmetry; large functions would lend their error to small ones
     rows = _centring(wide.shape[-1], wide.dtype, wide.device)
-    return Gram(rows @ wide @ rows.mT)
+    return Gram(rows @ wide @ rows.mT, resolution=math.sqrt(16 * torch.finfo(products.dtype).eps))
 
 
 def cosines(products: Tensor, shortest: float = 0.0) -> Tensor:
@@ -136,25 +170,17 @@ def cosines(products: Tensor, shortest: float = 0.0) -> Tensor:
     return products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
 
 
-def are_parallel(products: Tensor, tolerance: float | None = None, repulsion: Tensor | None = None) -> Tensor:
+def are_parallel(products: Tensor, tolerance: float) -> Tensor:
     """Check whether all functions or heads are parallel or antiparallel, up to rounding errors: [..., M, M] -> [...].
 
-    Such functions exert no force on each other. What is left is rounding error, which a median bandwidth would scale
-    up. Zero functions count as parallel to all others.
+    Such functions exert no force on each other. Zero functions count as parallel to all others.
 
     Args:
-        products: inner products, [..., M, M].
-        tolerance: squared distance below which unit functions count as equal; by default 32 times the rounding error of
-            a product.
-        repulsion: R of a kernel, [..., M, M]; pairs that it does not repel are not checked.
+        products: inner products in float64, [..., M, M].
+        tolerance: squared distance below which unit functions count as equal.
     """
-    if tolerance is None:
-        tolerance = 32 * torch.finfo(products.dtype).eps
-    wide = products.to(wide_dtype(products.device))  # squares of small products underflow in float32
-    norms2 = wide.diagonal(dim1=-2, dim2=-1)  # [..., M]
-    is_parallel = wide.square() >= (1 - tolerance) * norms2.unsqueeze(-1) * norms2.unsqueeze(-2)
-    if repulsion is not None:
-        is_parallel = is_parallel | (repulsion == 0)
+    norms2 = products.diagonal(dim1=-2, dim2=-1)  # [..., M]
+    is_parallel = products.square() >= (1 - tolerance) * norms2.unsqueeze(-1) * norms2.unsqueeze(-2)
     return is_parallel.flatten(-2).all(-1)
 
 

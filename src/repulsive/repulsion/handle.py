@@ -107,7 +107,7 @@ class Handle:
         self._rule_step.learning_rates(self.rule)  # an error here is better than one in the first step
         if self.settings.noise_in == "optimizer" and self.rule is not None and self.rule.has_noise:
             check_noise(self.rule, self.optimizer)
-        self._hooks.register(self._repel, self._finish_step)
+        self._hooks.register(self._repel, self._finish_step, self._begin_step)
         if self._logits is not None:
             self._logits.attach()
             self._logits.expect(self.steps)
@@ -164,7 +164,12 @@ class Handle:
         """
         if not self.attached:
             raise OptimizerError("this handle is not attached to its optimizer; call attach(), or repel again")
+        self._begin_step()
         self._hooks.apply(self._repel, current_loss_scale(scaler or self.scaler, self.optimizer))
+
+    def _begin_step(self) -> None:
+        """Remember what the rule needs from before the step."""
+        self._rule_step.begin(self.rule, self.settings, self.steps)
 
     def _repel(self, scale: Tensor | None) -> bool:
         """Replace the gradients of heads by the direction of the rule, and clip if `max_norm` is set.

@@ -68,6 +68,11 @@ class RuleStep:
             self._logits.skip(step)
         return True
 
+    def begin(self, rule: Rule | None, settings: Settings, step: int) -> None:
+        """Remember the parameters before the step."""
+        if self._step_force is not None and self.acts(rule, settings, step):
+            self._step_force.begin()
+
     def act(self, rule: Rule | None, settings: Settings, step: int, scale: Tensor | None) -> bool:
         """Replace the gradients of heads by the direction of the rule.
 
@@ -98,7 +103,7 @@ class RuleStep:
         if measured is None:
             return False
         if self._step_force is not None:
-            self._step_force.remember()
+            self._step_force.select()
             measured = self._step_force.corrected(measured, step)
         elif measured and rule is not None and rule.act_every > 1 and not is_captured:
             measured = per_step(measured, rule.act_every)

@@ -55,18 +55,23 @@ class StepForce:
         self._unit_rule = copy_with(rule, alpha=1.0, ratio=RATIO, prior="uniform", act_every=1)
         self._rule = rule
         self._groups = groups
-        self._before: list[tuple[HeadGroup, Tensor]] = []  # groups that have gradients, and their heads before the step
+        self._copies: list[tuple[HeadGroup, Tensor]] = []  # all groups, and their heads before the step
+        self._before: list[tuple[HeadGroup, Tensor]] = []  # those of them that have gradients
         self._idle: set[int] = set()  # ids of parameters without a gradient
 
-    def remember(self) -> None:
-        """Copy the weights of all heads; call it before the optimizer changes them.
+    def begin(self) -> None:
+        """Copy the weights of all heads; call it before the step and before its closure, which may run several times.
 
         Raises:
             UnsupportedWeights: weights were sharded after `repel`.
         """
         if any(is_sharded(parameter) for group in self._groups for parameter in group.parameters()):
             raise UnsupportedWeights("force_in='step' does not support sharded weights; use force_in='gradient'")
-        self._before = [(group, group.read()) for group in self._groups if not is_idle(group)]  # [M, D] each
+        self._copies = [(group, group.read()) for group in self._groups]  # [M, D] each
+
+    def select(self) -> None:
+        """Select the groups that have gradients; call it when gradients exist, before the optimizer changes weights."""
+        self._before = [(group, heads) for group, heads in self._copies if not is_idle(group)]
         parameters = [parameter for group, _ in self._before for parameter in group.parameters()]
         self._idle = {id(parameter) for parameter in parameters if has_nothing_to_follow(parameter)}
 
@@ -84,13 +89,13 @@ class StepForce:
             norm = force.norm()
             scale = torch.where(norm > 0, ratio * taken / torch.where(norm > 0, norm, 1.0), 0.0)
             self._add_to_heads(group, scale * force)
-        self._before = []
+        self._copies, self._before = [], []
 
     def corrected(self, measured: Sequence[Measured], step: int) -> list[Measured]:
         """Return measurements of the gradients with the repulsion that follows the step, in the same units.
 
         The ratio |repulsion| / |drive| is that of the weights' change. `alpha` has no meaning here, and is NaN. Call it
-        after `remember`.
+        after `select`.
         """
         if not measured:
             return []

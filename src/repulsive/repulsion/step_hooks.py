@@ -14,6 +14,7 @@ from repulsive.repulsion.optimizers import GradientSnapshot, is_nested_step, wil
 
 Change = Callable[[Tensor | None], bool]  # takes the loss scale in the gradients, or None; returns whether it acted
 Finish = Callable[[], None]
+Begin = Callable[[], None]
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -38,15 +39,17 @@ class StepHooks:
         self._is_applied = False  # `apply` has changed the gradients of this step
         self._is_pending = False  # gradients are changed, and the optimizer has not stepped yet
 
-    def register(self, change: Change, finish: Finish) -> None:
+    def register(self, change: Change, finish: Finish, begin: Begin = lambda: None) -> None:
         """Register the hooks.
 
         Args:
-            change: called once per step, when the gradients exist.
+            change: called once per step, or after each call of the step's closure, when the gradients exist.
             finish: called after each step with changed gradients.
+            begin: called before each step that may change gradients, and before its closure: between two calls of a
+                closure the parameters may change.
         """
         self._hooks = [
-            self._optimizer.register_step_pre_hook(_uncompiled(self._before_step, change)),
+            self._optimizer.register_step_pre_hook(_uncompiled(self._before_step, change, begin)),
             self._optimizer.register_step_post_hook(_uncompiled(self._after_step, finish)),
         ]
 
@@ -83,18 +86,21 @@ class StepHooks:
             self._is_pending = True
 
     def _before_step(
-        self, change: Change, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, change: Change, begin: Begin, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> _Arguments | None:
         """Run before every `optimizer.step`. With a closure, gradients exist only after the closure has run."""
         if getattr(optimizer, "found_inf", None) is not None and will_skip_step(optimizer):
             self.reset()
             return None
         if kwargs.get("closure") is not None:
+            begin()
             return args, {**kwargs, "closure": self._wrap(kwargs["closure"], change)}
         for position, argument in enumerate(args):
             if callable(argument) and not isinstance(argument, Optimizer):
+                begin()
                 return (*args[:position], self._wrap(argument, change), *args[position + 1 :]), kwargs
         if not self._is_applied and not (self._is_pending and is_nested_step(optimizer)):
+            begin()
             self._note(change(None))
         return None
 
@@ -118,13 +124,13 @@ class StepHooks:
             self.reset()
 
 
-def _uncompiled(hook: Callable[..., Any], function: Change | Finish) -> Callable[..., Any]:
-    """Exclude a hook, called with a function, from a compiled step: it depends on addresses and on host state."""
+def _uncompiled(hook: Callable[..., Any], *functions: Change | Finish | Begin) -> Callable[..., Any]:
+    """Exclude a hook, called with functions, from a compiled step: it depends on addresses and on host state."""
     disabled = torch.compiler.disable(hook)
 
     def call(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if torch.compiler.is_dynamo_compiling():
-            return disabled(function, optimizer, args, kwargs)
-        return hook(function, optimizer, args, kwargs)  # `disabled` would cost time in every step
+            return disabled(*functions, optimizer, args, kwargs)
+        return hook(*functions, optimizer, args, kwargs)  # `disabled` would cost time in every step
 
     return call

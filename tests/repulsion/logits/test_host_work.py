@@ -113,7 +113,7 @@ def test_norms_of_all_layers_are_computed_together():
         with Operations() as operations:
             handle.apply()
         counts.append(operations.count)
-    assert counts[0] == counts[1] and counts[0].total() < 180
+    assert counts[0] == counts[1] and counts[0].total() < 210
 
 
 class OnePlus(nn.RMSNorm):

@@ -142,7 +142,7 @@ def test_the_launches_of_a_new_force_do_not_grow_with_depth():
         train(model, optimizer, range(3))
         assert handle._logits.is_due(3)
         counts.append(operations_of_step(model, handle, 3))
-    assert counts[0] == counts[1] and counts[0].total() < 130
+    assert counts[0] == counts[1] and counts[0].total() < 150
 
 
 def test_measuring_does_not_change_the_force():

@@ -394,6 +394,30 @@ def test_one_pair_of_equal_heads_is_not_pushed(dtype):
     assert [(report.repulsion, report.largest > 0.999) for report in handle.report()] == [(0, True)] * 4
 
 
+@pytest.mark.parametrize("kernel", ["rbf", "hinge"])
+@pytest.mark.parametrize("apart", [1e-3, 1e-5])
+def test_nearly_equal_heads_are_repelled(apart, kernel):
+    """The force on float32 weights is that on the same weights in float64."""
+    forces = []
+    for dtype in (torch.float32, torch.float64):
+        model, optimizer, _ = make(SVGD("heads", "auto", kernel=kernel, space="logits"))
+        with torch.no_grad():
+            for layer in model.layers:
+                for p in (layer.q_proj, layer.k_proj):
+                    rows = p.weight.unflatten(0, (4, -1))
+                    rows.copy_(rows[:1] + apart * rows.flip(0))
+                    p.bias.zero_()
+        model.to(dtype)
+        loss_of(model, batch(0)).backward()
+        plain = [p.grad.clone() for p in model.parameters()]
+        optimizer.step()
+        force = [(p.grad - grad).double().flatten() for p, grad in zip(model.parameters(), plain, strict=True)]
+        forces.append(torch.cat(force))
+    single, double = forces
+    assert float(single.norm()) == pytest.approx(float(double.norm()), rel=0.01)
+    assert float(torch.cosine_similarity(single, double, dim=0)) > 0.9
+
+
 def test_impossible_settings_are_refused():
     with pytest.raises(RuleError, match="tokens of a layer"):
         RULE.gradient(torch.randn(4, 8), torch.randn(4, 8))

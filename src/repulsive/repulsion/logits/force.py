@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from repulsive.particles.gram import compute_dtype, full_precision
-from repulsive.particles.logits import Circuits, are_parallel, centre_keys, cosines, function_gram, mean_and_largest
+from repulsive.particles.logits import Circuits, centre_keys, cosines, function_gram, mean_and_largest
 from repulsive.particles.rule import mean_distance
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.norms import stack_formulas
@@ -157,6 +157,7 @@ def _force_of_equal_shapes(
     interaction = rule.interact(gram)
     unit = -rule.force_scale(gram.num_particles) * interaction.repulsion  # negative: the optimizer descends it
     push_q, push_k = circuits.pull_back(unit, moments)  # [L, N, M, d], [L, N, M_k, d]
+    is_none = circuits.are_rounding_errors((push_q, push_k), unit, moments, rounding_of(query[0].outputs))
     if raw_q.requires_grad:
         (push_q,) = torch.autograd.grad(q, raw_q, push_q)
     if raw_k.requires_grad:
@@ -166,7 +167,6 @@ def _force_of_equal_shapes(
     norms = torch.stack([torch.linalg.vector_norm(f.flatten(1), dim=1) for f in (*on_query, *on_key)])
     norms = torch.linalg.vector_norm(norms, dim=0)  # [L]
     drive = None if drives is None else rows_of(drives, members).to(norms)
-    is_none = are_parallel(products, repulsion=interaction.repulsion)
     alpha = torch.where(is_none, 0.0, rule.weight_of(step, drive, norms))
     query_parts, key_parts = (
         [(f * alpha.to(f.dtype).view(-1, *[1] * (f.ndim - 1))).unbind(0) for f in side] for side in (on_query, on_key)
@@ -249,6 +249,16 @@ def to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[Pr
 def unit_distances(products: Tensor) -> Tensor:
     """Compute squared distances between functions normalised to length 1, [..., M, M]."""
     return (2 - 2 * cosines(products)).clamp(min=0) * (1 - torch.eye(products.shape[-1], device=products.device))
+
+
+def rounding_of(tokens: Tensor) -> float:
+    """Return the relative size below which a force from projected tokens is rounding error.
+
+    Equal heads may project a half-precision token to different neighbours of the same number.
+    """
+    if tokens.dtype in (torch.float16, torch.bfloat16):
+        return 2**-11
+    return 32 * torch.finfo(compute_dtype(tokens)).eps
 
 
 @contextmanager

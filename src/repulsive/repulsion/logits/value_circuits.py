@@ -23,10 +23,10 @@ from repulsive.heads.table.match import is_conv1d
 from repulsive.heads.table.output_projection import output_parameter, output_projection
 from repulsive.heads.trace.output_projection import trace_output_projections
 from repulsive.particles.gram import compute_dtype, full_precision
-from repulsive.particles.logits import Circuits, are_parallel, function_gram
+from repulsive.particles.logits import Circuits, function_gram
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.find_projections import projection_of, reads_of, refuse_tensor_parallel
-from repulsive.repulsion.logits.force import ForceNumbers, LayerForce, changed, stacked_outputs, to_targets
+from repulsive.repulsion.logits.force import ForceNumbers, LayerForce, changed, rounding_of, stacked_outputs, to_targets
 from repulsive.repulsion.logits.projections import Projection, Target
 from repulsive.repulsion.logits.samples import Sample
 
@@ -168,6 +168,7 @@ def value_force(
         interaction = rule.interact(gram)
         unit = -rule.force_scale(gram.num_particles) * interaction.repulsion
         push, on_columns = circuits.pull_back(unit, moments)  # [N, M_v, d], [D, M, d]
+        is_none = circuits.are_rounding_errors((push, on_columns), unit, moments, rounding_of(sample.outputs))
         if raw.requires_grad:
             (push,) = torch.autograd.grad(values, raw, push)
         else:
@@ -176,7 +177,7 @@ def value_force(
         sides = [[f[0] for f in on_value], [on_columns.movedim(0, 2)]]  # [M, d, D]
         norm = torch.stack([f.square().sum() for side in sides for f in side]).sum().sqrt()
         alpha = rule.weight_of(step, None if drive is None else drive.to(norm), norm)
-        alpha = torch.where(are_parallel(products, repulsion=interaction.repulsion), 0.0, alpha)
+        alpha = torch.where(is_none, 0.0, alpha)
         rows = (value.unsqueeze(0) for value in (alpha, alpha * norm, interaction.bandwidth, products))
         parts = tuple(tuple(f * alpha.to(f.dtype) for f in side) for side in sides)
     return LayerForce(parts, ForceNumbers((number,), *rows), 0)
