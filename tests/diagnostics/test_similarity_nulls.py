@@ -8,11 +8,15 @@ from torch import nn
 
 from repulsive import Heads
 from repulsive.diagnostics.captured_similarity import centre_attention
+from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.model_heads import SPACES, Space
 from repulsive.diagnostics.sequence_jackknife import jackknife_interval
+from repulsive.diagnostics.short_summary import short_summary
 from repulsive.diagnostics.similarity import of_weights
 from repulsive.diagnostics.untrained_baseline import Null
 from repulsive.metrics.student import interval
+from repulsive.pages.inspection_page import render_inspection
+from repulsive.terminal.table import Table
 
 transformers = pytest.importorskip("transformers")
 
@@ -182,6 +186,11 @@ def test_a_fully_diverse_model_with_grouped_heads_reads_as_fully_diverse() -> No
         assert diversity.num_heads == (8 if diversity.name.endswith(".q") else 2)
         assert diversity.effective_heads == pytest.approx(diversity.num_heads, abs=1e-4)
         assert abs(diversity.mean_cosine) < 1e-5
+    inspection = inspect_heads(model)
+    table = short_summary(inspection)[1]
+    assert isinstance(table, Table)
+    assert ["effective heads, weights", "8.0 of 8, 2.0 of 2, mean over layers"] in [list(row) for row in table.rows]
+    assert "8.0 of 8, 2.0 of 2, mean over layers" in render_inspection(inspection, title="model")
     batches = [text(), text(seed=1)]
     for space in ("logits", "ov", "outputs"):
         table = heads.similarity(batches, space)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from torch import nn
 import repulsive
 from repulsive import HeadGroup, HeadLayoutError, find_heads, heads_by_hand, repel, verify_heads
 from repulsive.heads.table.parse_layout import rows_of
+from repulsive.heads.table.surveyed_classes import SURVEYED
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from tests.heads.tricky import (
     D,
@@ -109,6 +112,14 @@ def test_classes_that_a_survey_has_proved_are_in_the_table() -> None:
     assert {(g.family, g.proof) for g in find_heads(build("olmo2, sdpa")[0])} == {("q_proj/k_proj/v_proj", "table")}
     own = Transformer(TransformerConfig.small(10))
     assert {g.proof for g in find_heads(own)} == {"table"}
+
+
+def test_every_class_of_timm_that_the_survey_of_packages_proved_is_in_the_table() -> None:
+    kept = Path(__file__).parents[2] / "results" / "survey" / "packages.json"
+    models = [each for each in json.loads(kept.read_text(encoding="utf-8")) if each["package"] == "timm"]
+    proved = {tuple(line.split(" timm.")) for model in models for line in model.get("classes", [])}
+    assert len(proved) > 10
+    assert {(family, path) for family, path in proved if path not in SURVEYED.get(("timm", family), ())} == set()
 
 
 @pytest.mark.parametrize("name", ["Swin", "BigBird", "BigBirdPegasus"])

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from repulsive.diagnostics.inspection import Inspection
+from repulsive.diagnostics.summary import format_effective_heads
 from repulsive.diagnostics.untrained_baseline import Compared
 from repulsive.diagnostics.verdict import redundant_heads, verdict
 from repulsive.terminal.table import Table, signed
@@ -36,9 +37,7 @@ def short_summary(inspection: Inspection) -> list[Table | str]:
         rows += _mean(name, entries)
     weights = [each for each in inspection.diversity.get("weights", []) if each.num_heads > 1]
     if weights:
-        effective = statistics.fmean(each.effective_heads for each in weights)
-        most = max(each.num_heads for each in weights)
-        rows.append(["effective heads, weights", f"{effective:.1f} of {most}, mean over layers", ""])
+        rows.append(["effective heads, weights", format_effective_heads(weights), ""])
     pairs = inspection.closest("weights", 1)
     if pairs:
         pair = pairs[0]

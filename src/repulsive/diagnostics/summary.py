@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -208,6 +209,13 @@ def format_rows(title: str, titles: tuple[str, ...], rows: Sequence[tuple[str, .
 
 def _signed(value: float) -> str:
     return "n/a" if math.isnan(value) else f"{value:+.3f}"
+
+
+def format_effective_heads(entries: Sequence[Diversity]) -> str:
+    """Format the mean number of effective heads, apart for each number of heads: groups may have different numbers."""
+    counts = sorted({each.num_heads for each in entries}, reverse=True)
+    means = {n: statistics.fmean(each.effective_heads for each in entries if each.num_heads == n) for n in counts}
+    return ", ".join(f"{mean:.1f} of {n}" for n, mean in means.items()) + ", mean over layers"
 
 
 def format_distance(diversity: Diversity) -> str:

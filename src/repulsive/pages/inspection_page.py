@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from repulsive.diagnostics.inspection import Inspection
-from repulsive.diagnostics.summary import as_json, format_distance
+from repulsive.diagnostics.summary import as_json, format_distance, format_effective_heads
 from repulsive.diagnostics.verdict import verdict
 from repulsive.errors import RunError
 from repulsive.pages.card import Card
@@ -231,6 +231,5 @@ def _sizes(inspection: Inspection) -> list[tuple[str, str]]:
         untrained = "" if math.isnan(null) else f"; untrained {number(null, 2)}"
         facts.append(("Similarity of logits", f"{number(own, 2)}, mean over layers{untrained}"))
     for space, entries in inspection.diversity.items():
-        mean, heads = statistics.fmean(d.effective_heads for d in entries), max(d.num_heads for d in entries)
-        facts.append((f"Effective heads, {space}", f"{mean:.1f} of {heads}, mean over layers"))
+        facts.append((f"Effective heads, {space}", format_effective_heads(entries)))
     return facts

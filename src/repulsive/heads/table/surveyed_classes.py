@@ -27,8 +27,9 @@ _NAMES: dict[tuple[str, str], str] = {
         layers.attention.Attention models.beit.Attention models.convit.MHSA models.davit.WindowAttention
         models.eva.EvaAttention models.gcvit.WindowAttentionGlobal models.hiera.MaskUnitAttention
         models.metaformer.Attention models.mvitv2.MultiScaleAttention models.nest.Attention
+        models.swin_transformer.WindowAttention models.swin_transformer_v2.WindowAttention
         models.swin_transformer_v2_cr.WindowMultiHeadAttention models.vision_transformer_relpos.RelPosAttention
-        models.volo.Attention
+        models.visformer.Attention models.volo.Attention
     """,
     ("timm", "wq/wk/wv"): "models.crossvit.CrossAttention",
     ("transformers", "Wq/Wk/Wv"): "models.ctrl.modeling_ctrl.MultiHeadAttention",
