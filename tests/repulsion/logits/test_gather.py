@@ -5,9 +5,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from repulsive import SVGD, repel
 from repulsive.repulsion import head_placement
+from repulsive.repulsion.logits.force import _centred
 from tests.ranks import start_ranks
 from tests.repulsion.logits.test_steps import Decoder, loss_of
 
@@ -80,3 +82,36 @@ def test_two_processes_equal_one_on_all_tokens(kind, tmp_path):
     if kind == "ddp":
         # 3 forces x 2 layers x (q, k), each with 64 rows: an input, its projection, a weight and a sequence number.
         assert ranks[0]["sent"] == [64 * (16 + 16 + 2) * 8] * 12
+
+
+def test_sequences_of_ranks_have_their_own_mean_key():
+    keys = torch.randn(1, 12, 2, 3, dtype=torch.float64)  # two ranks with six tokens each
+    weights = torch.tensor([[1.0, 1, 1, 1, 0, 1, 1, 1, 0, 1, 1, 1]], dtype=torch.float64)
+    sequences = torch.tensor([[0, 0, 1, 1, 1, 2, 0, 0, 0, 0, 2, 2]])
+    known = torch.zeros_like(keys)
+    for rows in ([0, 1], [2, 3], [5], [6, 7, 9], [10, 11]):
+        known[:, rows] = keys[:, rows] - keys[:, rows].mean(1, keepdim=True)
+    torch.testing.assert_close(_centred(keys, weights, sequences, 6, 2), known)
+
+
+class LargestResult(TorchDispatchMode):
+    """Records the largest number of elements of any result of torch."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+def test_memory_grows_with_the_tokens_of_a_rank_not_with_those_of_all():
+    most = []
+    for ranks in (1, 2, 4):
+        keys, weights = torch.randn(1, 256 * ranks, 1, 4), torch.ones(1, 256 * ranks)
+        sequences = torch.arange(256).repeat(ranks)[None]
+        with LargestResult() as largest:
+            _centred(keys, weights, sequences, 256, ranks)
+        most.append(largest.numbers)
+    assert most == [256**2 * ranks for ranks in (1, 2, 4)]

@@ -112,7 +112,7 @@ def logit_forces(
     forces: dict[int, LayerForce] = {}
     for members in by_shape.values():
         first = samples[members[0], "q"]
-        size = 2 * first.outputs[0].numel() ** 2 * 4
+        size = 2 * first.outputs[0].numel() ** 2 * 4 + _bytes_to_centre(samples[members[0], "k"])
         most = max(1, LARGEST // size)
         for start in range(0, len(members), most):
             chunk = members[start : start + most]
@@ -149,7 +149,7 @@ def _force_of_equal_shapes(
         if all(s.is_full for s in key):
             k = centre_keys(k.unflatten(1, (key[0].count, -1))).flatten(1, 2)
         else:
-            k = _centred(k, weights_k, _stack([s.sequences for s in key]), max(s.count for s in key))
+            k = _centred(k, weights_k, _stack([s.sequences for s in key]), key[0].count, key[0].ranks)
     circuits = Circuits(q.detach(), k.detach(), right_of=layers[members[0]].reads)
     moments = circuits.moments()
     products = (moments[0] * moments[1]).sum((-3, -1))  # [L, M, M]
@@ -217,13 +217,23 @@ def rows_of(values: Tensor, numbers: Sequence[int]) -> Tensor:
     return torch.stack([values[number] for number in numbers])
 
 
-def _centred(keys: Tensor, weights: Tensor, sequences: Tensor, count: int) -> Tensor:
-    """Subtract the mean key of each sequence; tokens of weight 0 become zero: [L, N, M, d]."""
+def _centred(keys: Tensor, weights: Tensor, sequences: Tensor, count: int, ranks: int) -> Tensor:
+    """Subtract the mean key of each sequence; tokens of weight 0 become zero: [L, N, M, d].
+
+    Every rank has its own sequences. A sum by index would depend on the order of additions on a GPU, and ranks would
+    get different forces.
+    """
+    keys, weights, sequences = (x.unflatten(1, (ranks, -1)) for x in (keys, weights, sequences))  # [L, R, n, ...]
     member = sequences[..., None] == torch.arange(count, device=sequences.device)
-    member = member.to(keys.dtype) * weights[..., None]  # [L, N, S]
-    flat = keys.flatten(2)
-    means = (member.mT @ flat) / member.sum(1).clamp(min=1)[..., None]  # [L, S, M d]
-    return ((flat - member @ means) * weights[..., None]).view_as(keys)
+    member = member.to(keys.dtype) * weights[..., None]  # [L, R, n, S]
+    flat = keys.flatten(3)
+    means = (member.mT @ flat) / member.sum(2).clamp(min=1)[..., None]  # [L, R, S, M d]
+    return ((flat - member @ means) * weights[..., None]).view_as(keys).flatten(1, 2)
+
+
+def _bytes_to_centre(key: Sample) -> int:
+    """Return the memory of `_centred` for one layer, which grows with tokens x sequences of a rank."""
+    return 0 if key.is_full else 8 * len(key.weights) * key.count
 
 
 def to_targets(push: Tensor, samples: Sequence[Sample], projections: Sequence[Projection]) -> list[Tensor]:

@@ -45,15 +45,15 @@ def gather_samples(
             received = sent.new_empty(world * tokens, sent.shape[1])
             torch.distributed.all_gather_into_tensor(received, sent)
             *inputs, outputs, weights, sequences = received.split([*columns, 1, 1], dim=1)
-            offset = torch.arange(world, device=device).repeat_interleave(tokens) * tokens
             joined[number, part] = Sample(
                 tuple(inputs),
                 outputs.unflatten(1, (projection.group.num_heads, projection.width)),
                 weights[:, 0],
-                sequences[:, 0].long() + offset,
-                world * tokens,
+                sequences[:, 0].long(),
+                tokens,  # no rank has more sequences
                 _norm(projection, own),
                 projection.clip,
+                ranks=world,
             )
     return joined
 

@@ -37,11 +37,12 @@ class Sample:
         inputs: input of each weight of the projection, [N, D_in] each.
         outputs: projected tokens [N, M, d] with all biases, before any norm.
         weights: 1 for a real token, 0 for padding, [N].
-        sequences: index of the sequence that each token belongs to, int64 [N].
-        count: number of sequences.
+        sequences: index of the sequence that each token belongs to, int64 [N]; every rank counts from 0.
+        count: number of sequences of a rank.
         norm: norm on q, k or v during the forward pass, or None.
         clip: limit to which values are clipped after the norm, or None.
         is_full: see `Positions`.
+        ranks: number of ranks whose tokens follow each other, equally many of each.
     """
 
     inputs: tuple[Tensor, ...]
@@ -52,6 +53,7 @@ class Sample:
     norm: NormFormula | None = None
     clip: float | None = None
     is_full: bool = False
+    ranks: int = 1
 
     @property
     def is_changed(self) -> bool:
