@@ -257,6 +257,17 @@ def test_a_grid_is_tuned_after_the_one_that_it_starts_from(script, tmp_path):
     assert list(rules) == ["none", "svgd", "spos"]
 
 
+def test_no_run_is_measured_after_the_time_limit(script, tmp_path, capsys):
+    from studies.translation.redundancy import measure_all
+
+    main = planned(script, "--stage", "redundancy", "--methods", "ma", "--seeds", "2", "--out", tmp_path)
+    for row in main.rows("redundancy"):
+        for spec in main.runs(row, "redundancy"):
+            (spec.folder / "best").mkdir(parents=True)
+    measure_all(main, drop=False, jobs=1, end=0.0)
+    assert capsys.readouterr().out.endswith("redundancy: 4 runs left to measure\n")
+
+
 def planned(script, *words):
     """The plan of a call on Multi30k that trains nothing."""
     plans = []
