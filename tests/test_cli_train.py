@@ -69,6 +69,7 @@ def test_training_prints_progress_and_a_second_call_prints_the_result_again(repu
         (["TINY", "--set", "training.epochs=two"], "training: epochs: must be int, not 'two'"),
         (["TINY", "--set", "training.epochs"], "write it as key=value"),
         (["TINY", "training.epochs=2"], "to change a setting, write --set training.epochs=2"),
+        (["runs/yelp/ma+heads=8"], "neither a file nor a built-in recipe; `repulsive ls` lists the built-in recipes"),
         (["TINY", "--set", "optimizer.lr=nan"], "optimizer: lr: must be a number"),
         (["TINY", "--set", "optimizer.betas=[0.9, 1.0]"], "betas=[0.9, 1.0] must be at least 0 and below 1"),
         (["TINY", "--set", "optimizer.momentum=-1"], "momentum=-1.0 must not be negative"),

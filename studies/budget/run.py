@@ -124,7 +124,8 @@ def main(words: Sequence[str] | None = None) -> None:
             run(study, records, arguments)
         elif not records.runs:
             raise DataError(f"{out / RUNS}: no runs; train them first, without --tables")
-        print(write_tables(system, records, arguments.results or out))
+        if records.runs:
+            print(write_tables(system, records, arguments.results or out))
         print(describe_plan(study, arguments.seconds, arguments.jobs))
 
 

@@ -108,11 +108,12 @@ def as_lines(system: System, summary: Mapping[str, Any]) -> list[str]:
     done = {arm: row for arm, row in arms.items() if row["test"]["nll"]}
     place = f"{', '.join(summary['devices'])}, torch {summary['versions'].get('torch', 'unknown')}"
     seconds = ", ".join(f"{stage} {value} s" for stage, value in summary["seconds_a_run"].items())
+    later = f"for {epochs} epochs" if (epochs := summary["epochs"]["later"]) else "for longer"
     lines = [f"# Equal tuning budgets: {system.dataset}", ""]
     lines += [
         f"{sum(summary['runs'].values())} runs on {place}. Mean duration of a run: {seconds}. Every arm tried "
         f"{settings.get('trials')} points of one space for {summary['epochs'][SCREEN]} epochs with one seed, then its "
-        f"best {settings.get('refined')} for {summary['epochs']['later']} epochs with three seeds; the best of these "
+        f"best {settings.get('refined')} {later} with three seeds; the best of these "
         "by mean NLL on the development set was trained with new seeds.",
         "",
     ]

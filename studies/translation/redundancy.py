@@ -97,10 +97,19 @@ def measure_all(study: Translation, *, drop: bool, jobs: int = 1, end: float = f
     ]
     print(f"redundancy: {len(specs)} runs, {len(missing)} to measure", flush=True)
     if jobs == 1:
-        for job in missing:
-            measure(job)
+        _measure_in_sequence(missing, end)
     elif missing:
         _measure_side_by_side(missing, jobs or 4, end)
+    if missing:
+        print(f"redundancy: {len(missing)} runs left to measure", flush=True)
+
+
+def _measure_in_sequence(missing: list[Job], end: float) -> None:
+    """Measure runs in this process; those that were measured are removed from the list."""
+    longest = 0.0
+    while missing and (started := time.monotonic()) + longest < end:
+        measure(missing.pop(0))
+        longest = max(longest, time.monotonic() - started)
 
 
 def _measure_side_by_side(missing: list[Job], jobs: int, end: float) -> None:
@@ -115,8 +124,6 @@ def _measure_side_by_side(missing: list[Job], jobs: int, end: float) -> None:
                 longest = max(longest, time.monotonic() - started[job.folder])
                 if outcome != DONE:
                     print(job.folder, outcome, flush=True)
-    if missing:
-        print(f"redundancy: {len(missing)} runs left to measure", flush=True)
 
 
 def write_redundancy(study: Translation, finished: Sequence[FinishedRow], results: Path) -> None:

@@ -93,7 +93,9 @@ class Translation(Study):
             return {}
         published = dict.fromkeys(("question", "ablation", "heads"), (BASELINE,))  # the rule itself is not tuned
         tuned = published | {"redundancy": (BASELINE, OURS)}
-        grids = [row for method in tuned.get(stage, self.methods) for row in self._grid_to_tune(method)]
+        methods = [method for method in self.methods if method in tuned.get(stage, self.methods)]
+        needed = {*methods, *(FOLLOWS[method] for method in methods if method in FOLLOWS)}
+        grids = [row for method in LABELS if method in needed for row in self._grid_to_tune(method)]
         wanted = [(row, "tune") for row in grids] + [(row, stage) for row in self.rows(stage)]
         return {spec.folder: spec for row, of_stage in wanted for spec in self.runs(row, of_stage)}
 

@@ -217,6 +217,14 @@ def test_tables_have_paired_intervals_and_report_values_near_an_end(script, tmp_
         assert len(stored["arms"][arm]["tried"]) == 4
 
 
+def test_tables_of_an_unfinished_screening_state_no_epochs_of_later_stages(script, tmp_path):
+    plan, records = make_study(script, tmp_path, arms=["ma", "svgd"])
+    records.check_settings(plan.settings)
+    records.add(record(next(plan.pending()), 1.0))
+    text = script.write_tables(plan.system, records, tmp_path / "tables")
+    assert "1 runs on" in text and "for longer with three seeds" in text and "None" not in text
+
+
 def test_tables_compare_an_arm_with_its_controls(script, tmp_path):
     plan, records = make_study(script, tmp_path, arms=["ma", "sphere"])
     finish_tuning(plan, records)

@@ -243,14 +243,38 @@ def test_stored_settings_are_used_where_nothing_is_tuned(script, tmp_path):
         assert found == {method: tuple(x) for method, x in chosen.items() if x}
     for stages in (["tables"], ["redundancy", "tune"], ["final"]):
         assert stored_choices(tmp_path / "tuned.json", "multi30k", stages) == {}
-    words = ["--dry-run", "--stage", "redundancy", "--tasks", "multi30k", "--methods", "ma", "--seeds", "10"]
+    for stored in (chosen, {"ma": chosen["ma"]}):  # only plain attention and the published rule are trained
+        write_json(tmp_path / "tuned.json", {"multi30k": {method: {"chosen": x} for method, x in stored.items()}})
+        main = planned(script, "--stage", "redundancy", "--methods", "ma", "--seeds", "10", "--results", tmp_path)
+        specs = main.required_runs("redundancy").values()
+        assert [spec.recipe.method.rule for spec in specs] == ["none"] * 10 + ["svgd"] * 10
+        assert all(spec.recipe.model.dropout == 0.4 and spec.recipe.method.alpha == 0.01 for spec in specs)
+
+
+def test_a_grid_is_tuned_after_the_one_that_it_starts_from(script, tmp_path):
+    tuned = planned(script, "--stage", "tune", "--methods", "spos", "--out", tmp_path).required_runs("tune")
+    rules = dict.fromkeys(spec.recipe.method.rule for spec in tuned.values())
+    assert list(rules) == ["none", "svgd", "spos"]
+
+
+def test_no_run_is_measured_after_the_time_limit(script, tmp_path, capsys):
+    from studies.translation.redundancy import measure_all
+
+    main = planned(script, "--stage", "redundancy", "--methods", "ma", "--seeds", "2", "--out", tmp_path)
+    for row in main.rows("redundancy"):
+        for spec in main.runs(row, "redundancy"):
+            (spec.folder / "best").mkdir(parents=True)
+    measure_all(main, drop=False, jobs=1, end=0.0)
+    assert capsys.readouterr().out.endswith("redundancy: 4 runs left to measure\n")
+
+
+def planned(script, *words):
+    """The plan of a call on Multi30k that trains nothing."""
     plans = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(script, "show_plan", lambda studies, stages: plans.extend(studies))
-        script.main([*words, "--results", str(tmp_path), "--out", str(tmp_path / "none")])
-    specs = plans[0].required_runs("redundancy").values()
-    assert [spec.recipe.method.rule for spec in specs] == ["none"] * 10 + ["svgd"] * 10
-    assert all(spec.recipe.model.dropout == 0.4 and spec.recipe.method.alpha == 0.01 for spec in specs)
+        script.main(["--dry-run", "--tasks", "multi30k", *map(str, words)])
+    return plans[0]
 
 
 def check_added_texts(script, folder):

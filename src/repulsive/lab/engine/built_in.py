@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def find(name: str) -> BuiltIn:
         return recipes()[name]
     close = difflib.get_close_matches(name, names(), n=1)
     hint = f"did you mean {close[0]!r}?" if close else "`repulsive ls` lists the built-in recipes"
-    if "=" in name:
+    if re.match(r"[\w.]+=", name):
         hint = f"to change a setting, write --set {name}"
     elif not close and Path(name).is_dir():
         hint += f", and `repulsive ls --out {name}` the runs in a folder"
