@@ -19,7 +19,9 @@ from studies.translation.equal_epochs import STOPPED
 from torch import Tensor
 
 from repulsive.errors import RunError
+from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.files import read_json, write_bytes
+from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.recipe_tables import flatten
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.task import Evaluation
@@ -27,6 +29,7 @@ from repulsive.lab.engine.task import Evaluation
 RUNS, ANSWERS = "runs.json.xz", "answers.npz"
 ITEMS = ("bleu_statistics", "nll", "correct")
 CURVES = {"dev": None, "heads": ("ratio", "drive", "repulsion")}  # kind of log line -> its metrics; None: all
+_SHARED = ("model.", "optimizer.", "training.batch", "training.epochs", "training.precision")  # settings of all rows
 Key = tuple[str, int]  # row, seed
 
 
@@ -58,6 +61,22 @@ class Records:
         names = {name: f"{key[0]}/{key[1]}/{part}/{name}" for name in ITEMS} | {"labels": f"labels/{part}"}
         items = {name: torch.from_numpy(self._answers[x]) for name, x in names.items() if x in self._answers}
         return Evaluation(self.runs[key]["parts"][part], items)
+
+    def check_settings(self, recipes: Iterable[Recipe]) -> None:
+        """Check that runs to train have the model and the training of those in the records.
+
+        Raises:
+            RunError: a setting that all rows share differs.
+        """
+        for recipe in recipes:
+            settings = flatten(as_tables(recipe))
+            for run in self.runs.values():
+                for name, stored in run["settings"].items():
+                    if name.startswith(_SHARED) and settings.get(name, stored) != stored:
+                        raise RunError(
+                            f"{self.folder}: runs there have {name}={stored}, not {settings[name]}; choose another "
+                            "--records"
+                        )
 
     def collect(self, folders: Mapping[Key, Path]) -> None:
         """Add all runs that have answers, or diverged, and write the files.

@@ -87,6 +87,7 @@ def run(arguments: argparse.Namespace, records: Records) -> None:
 
     Raises:
         Stopped: a signal was received; runs that had started are saved.
+        RunError: the records have runs with other settings.
     """
     started = time.monotonic()
     end = started + arguments.limit - arguments.reserve
@@ -94,7 +95,9 @@ def run(arguments: argparse.Namespace, records: Records) -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for name in ("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"):
         os.environ.setdefault(name, str(max(1, cores // 4)))
-    folders = {key: spec.folder for _, specs in cohorts(arguments) for key, spec in specs.items()}
+    planned = {key: spec for _, specs in cohorts(arguments) for key, spec in specs.items()}
+    records.check_settings(spec.recipe for spec in planned.values())
+    folders = {key: spec.folder for key, spec in planned.items()}
     with ExitStack() as stack:
         stack.enter_context(shared_gpu(on_gpu))
         request = stack.enter_context(listening())

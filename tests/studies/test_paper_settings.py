@@ -206,6 +206,14 @@ def test_records_of_other_data_are_refused(script, trained):
         records.collect({("plain", 1): folder / "runs" / "plain" / "seed-1"})
 
 
+def test_records_of_other_settings_are_refused_before_training(script, data, trained, capsys):
+    folder, _ = trained
+    with pytest.raises(SystemExit):
+        script.main(words(data, folder, "--rows", "kernel-free", "--set", "model.dropout=0.2"))
+    assert "runs there have model.dropout=0.3, not 0.2; choose another --records" in capsys.readouterr().err
+    assert not (folder / "runs" / "kernel-free").exists()
+
+
 def test_tables_compare_runs_of_equal_length(script, data, trained, capsys):
     folder, _ = trained
     script.main(words(data, folder, "--tables"))
