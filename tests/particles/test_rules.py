@@ -292,6 +292,7 @@ def test_schedules_reach_alpha():
         (lambda: SPOS(temperature=-1), "temperature"),
         (lambda: SPOS(noise="white"), "noise"),
         (lambda: SGLD(temperature=-1), "temperature"),
+        (lambda: SVGD(alpha=torch.tensor(0.1)), r"write alpha=float\("),
         (lambda: CosineLadder(rung="fourth"), "rung"),
         (lambda: CosineLadder(kernel="imq"), "kernel"),
         (lambda: SVGD().gradient(torch.ones(2, 3), torch.ones(3, 2)), "same shape"),

@@ -52,7 +52,9 @@ def smaller_config(config: Any, heads: int, kv_heads: int, head_dim: int) -> Any
         changed = type(config).from_dict({**config.to_dict(), **fields})
     except Exception as error:  # a config may compute the head size, or refuse values for reasons of its own
         computed = isinstance(getattr(type(config), "head_dim", None), property)
-        reason = "it computes the head size as width / heads" if computed else str(error).strip().split("\n")[0]
+        reason = (
+            "it computes the head size as width / heads" if computed else str(error).strip().split("\n")[0].rstrip(".")
+        )
         raise HeadLayoutError(
             f"{type(config).__name__} does not accept {heads} heads of size {head_dim}: {reason}. {ADVICE}"
         ) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal, get_args
@@ -132,8 +132,11 @@ def _by_layer(groups: list[HeadGroup], layers: LayersName | Sequence[int]) -> li
             return groups
         return [g for g in groups if g.layer == (0 if layers == "first" else depth[g.stack, g.where] - 1)]
     deepest = max(depth.values())
-    if isinstance(layers, int):
-        raise SelectionError(f"layers={layers!r}: expected a list of indices, such as [{layers!r}]")
+    if not isinstance(layers, Iterable):
+        example = layers if isinstance(layers, int) and not isinstance(layers, bool) else 0
+        raise SelectionError(
+            f"layers={layers!r}: expected 'all', 'first', 'last' or a list of indices, such as [{example}]"
+        )
     numbers = [operator.index(n) if hasattr(n, "__index__") and not isinstance(n, bool) else n for n in layers]
     wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool) or not -deepest <= n < deepest]
     if wrong:

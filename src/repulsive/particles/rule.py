@@ -286,7 +286,8 @@ def check_number(rule: object, name: str, *, above: float | None = None, least: 
     bound = f"> {above:g}" if above is not None else f">= {least:g}"
     fits = is_number(value) and math.isfinite(value)
     if not fits or (above is not None and not value > above) or (least is not None and not value >= least):
-        raise RuleError(f"{type(rule).__name__}({name}={value!r}): must be a number {bound}")
+        hint = f"; write {name}=float(...)" if hasattr(value, "item") and not is_number(value) else ""  # numpy, torch
+        raise RuleError(f"{type(rule).__name__}({name}={value!r}): must be a number {bound}{hint}")
 
 
 def mean_distance(d2: Tensor) -> Tensor:
