@@ -99,6 +99,17 @@ def test_weights_are_captured_from_the_flash_kernel(name, device):
         assert float(difference) < (3e-2 if device == "cuda" else 1e-5)
 
 
+def test_the_remedy_for_attention_over_blocks_works():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.BigBirdConfig(vocab_size=70, block_size=4, num_random_blocks=1, **sizes)
+    model, ids = transformers.BigBirdModel(config), torch.randint(0, 66, (1, 64))
+    with pytest.raises(HeadLayoutError, match='with attention_type="original_full"'):
+        capture(model, ids)
+    model.set_attention_type("original_full")
+    assert capture(model, ids).layers[0].weights[0].shape == (1, 2, 64, 64)
+
+
 def test_without_strict_a_layer_may_have_no_attention_weights():
     both = nn.Sequential(Hidden(), nn.TransformerEncoderLayer(8, 2, 8, batch_first=True))
     found = capture(both, torch.randn(1, 3, 8), strict=False)

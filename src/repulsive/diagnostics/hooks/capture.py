@@ -167,6 +167,8 @@ def _remedy(layer: AttentionLayer) -> str:
     if layer.kind == "graph":
         limit = f"{MAX_GRAPH_WEIGHTS:,} weights (heads x nodes x nodes)"
         return f"{problem}; use a graph with edges [2, E] and at most {limit}"
+    if "BlockSparse" in type(layer.attention).__name__:
+        return f'{problem} of blocks; load the model with attention_type="original_full"'
     return (
         f'{problem}; if a fused kernel computes them, load the model with attn_implementation="eager" (or call '
         'model.set_attn_implementation("eager"))'
