@@ -109,8 +109,10 @@ def list_first(items: Sequence[object], most: int, separator: str = ", ") -> str
 def short_message(error: BaseException) -> str:
     r"""Format an error of another package for a message: its type and text, as one line of at most 160 characters.
 
+    A final full stop is left out, because the message goes on.
+
     Example:
-        >>> short_message(ValueError("first line\nsecond line"))
+        >>> short_message(ValueError("first line\nsecond line."))
         'ValueError: first line second line'
     """
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160]
+    return " ".join(f"{type(error).__name__}: {error}".split())[:160].rstrip(".")

@@ -20,7 +20,7 @@ from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_change import read_output
 from repulsive.diagnostics.smaller_config import ADVICE, config_with_heads, smaller_config
-from repulsive.errors import HeadLayoutError
+from repulsive.errors import HeadLayoutError, short_message
 from repulsive.heads.layout import consecutive_rows
 from repulsive.heads.table.match import is_conv1d
 
@@ -111,10 +111,9 @@ def prove_equal(heads: Heads, selection: Selection, smaller: nn.Module, inputs: 
         try:
             actual = read_output(call(smaller, inputs)).values
         except Exception as failure:  # raised by the model's own code
-            reason = str(failure).strip().split("\n")[0]
             raise HeadLayoutError(
-                f"{type(smaller).__name__} does not run with {selection.heads[1]} heads: {reason}. Nothing was "
-                f"written. {ADVICE}"
+                f"{type(smaller).__name__} does not run with {selection.heads[1]} heads: {short_message(failure)}. "
+                f"Nothing was written. {ADVICE}"
             ) from failure
     error = float((actual.double() - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
     if not error <= _TOLERANCES.get(actual.dtype, 0.05):
@@ -150,7 +149,9 @@ def _build(model: Any, config: Any) -> Any:
     try:
         return type(model)(config)
     except Exception as error:  # a class may refuse the config for reasons of its own
-        raise HeadLayoutError(f"{type(model).__name__} cannot be built with fewer heads: {error}. {ADVICE}") from error
+        raise HeadLayoutError(
+            f"{type(model).__name__} cannot be built with fewer heads: {short_message(error)}. {ADVICE}"
+        ) from error
 
 
 def _remaining_weights(heads: Heads, selection: Selection, device: torch.device | None = None) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from repulsive.errors import HeadLayoutError
+from repulsive.errors import HeadLayoutError, short_message
 
 _HEADS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
 _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_kv_heads")
@@ -52,9 +52,7 @@ def smaller_config(config: Any, heads: int, kv_heads: int, head_dim: int) -> Any
         changed = type(config).from_dict({**config.to_dict(), **fields})
     except Exception as error:  # a config may compute the head size, or refuse values for reasons of its own
         computed = isinstance(getattr(type(config), "head_dim", None), property)
-        reason = (
-            "it computes the head size as width / heads" if computed else str(error).strip().split("\n")[0].rstrip(".")
-        )
+        reason = "it computes the head size as width / heads" if computed else short_message(error)
         raise HeadLayoutError(
             f"{type(config).__name__} does not accept {heads} heads of size {head_dim}: {reason}. {ADVICE}"
         ) from error
