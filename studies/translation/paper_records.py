@@ -68,15 +68,17 @@ class Records:
         Raises:
             RunError: a setting that all rows share differs.
         """
-        for recipe in recipes:
-            settings = flatten(as_tables(recipe))
-            for run in self.runs.values():
-                for name, stored in run["settings"].items():
-                    if name.startswith(_SHARED) and settings.get(name, stored) != stored:
-                        raise RunError(
-                            f"{self.folder}: runs there have {name}={stored}, not {settings[name]}; choose another "
-                            "--records"
-                        )
+        if not self.runs:
+            return
+        first = next(iter(self.runs.values()))["settings"]  # all runs agree in these settings
+        shared = {name: value for name, value in first.items() if name.startswith(_SHARED)}
+        for settings in (flatten(as_tables(recipe)) for recipe in recipes):
+            if other := [name for name, value in shared.items() if settings.get(name, value) != value]:
+                name = other[0]
+                raise RunError(
+                    f"{self.folder}: runs there have {name}={shared[name]}, not {settings[name]}; choose another "
+                    "--records"
+                )
 
     def collect(self, folders: Mapping[Key, Path]) -> None:
         """Add all runs that have answers, or diverged, and write the files.
