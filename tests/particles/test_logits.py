@@ -102,7 +102,7 @@ def test_parallel_functions():
 @pytest.mark.parametrize("reads", [None, (0, 0, 1, 1)])
 @pytest.mark.parametrize("kernel", ["rbf", "cosine", "hinge"])
 @pytest.mark.parametrize("size", [1e-9, 1.0, 1e6])
-def test_rounding_errors_are_told_from_the_force_of_nearly_parallel_heads(size, kernel, reads):
+def test_the_force_of_nearly_parallel_heads_is_not_a_rounding_error(size, kernel, reads):
     """Also with heads of very different norms, where errors of large ones would exceed the force on small ones."""
     for apart, is_none in ((0.0, True), (1e-5, False), (1e-3, False)):
         heads = 4 if reads is None else 2

@@ -39,7 +39,10 @@ def masks_in(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 
 
 def _is_inverted(module: nn.Module, name: str, mask: Tensor) -> bool:
-    """Check for a mask with queries that is True where a query may not attend; `_as_valid` inverts masks [B, T]."""
+    """Check for a mask of queries and keys that is True where a query may not attend.
+
+    A mask [B, T] of padding stays as it is: `_as_valid` inverts it, when its shape is known to be that of the tokens.
+    """
     is_of_padding = "padding" in name and mask.ndim > 2
     return not mask.is_floating_point() and (is_of_padding or type(module).__name__ in _INVERTED)
 

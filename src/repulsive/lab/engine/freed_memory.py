@@ -1,4 +1,4 @@
-"""Freed memory of a training on a CPU."""
+"""Keep freed memory in the process while a model trains on a CPU."""
 
 from __future__ import annotations
 

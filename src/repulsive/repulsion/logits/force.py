@@ -18,7 +18,7 @@ from repulsive.repulsion.logits.norms import stack_formulas
 from repulsive.repulsion.logits.projections import CircuitLayer, LogitLayer, Projection
 from repulsive.repulsion.logits.samples import Sample
 
-LARGEST = 2**28  # largest number of bytes of second moments in memory at a time
+LARGEST = 2**28  # largest number of bytes of second moments, and of matrices that centre keys, at a time
 
 
 class ForceNumbers:
