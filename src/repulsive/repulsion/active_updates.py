@@ -82,13 +82,8 @@ class ActiveUpdates:
             optimizer: the optimizer.
             warns: warn, once, if no group has a gradient: such steps do not count, so the rule would never act again.
         """
-        if optimizer.state:  # the optimizer is not new, and usually the first group has a gradient
-            parameters, gradients = self._first.current()
-            for parameter, grad in zip(parameters, gradients, strict=True):
-                if grad is None or not parameter.requires_grad:
-                    break
-            else:
-                return True
+        if optimizer.state and self._first.all_have_gradients():  # an optimizer that is not new, as usual
+            return True
         if only_initialises_state(optimizer, self.gradients()):
             return False
         is_trained = any(not is_idle(group) for group in self.groups)

@@ -43,6 +43,14 @@ class ParameterLookup:
             parameters = [part.parameter() for part in self.parts]
             return parameters, [parameter.grad for parameter in parameters]
 
+    def all_have_gradients(self) -> bool:
+        """Check whether all parameters have gradients, and none of them is frozen."""
+        for module, name in self._slots:
+            parameter = module._parameters.get(name)
+            if parameter is None or parameter.grad is None or not parameter.requires_grad:
+                return False
+        return True
+
 
 def are_same(tensors: list[list[Tensor]], others: list[list[Tensor]]) -> bool:
     """Check whether two lists of lists hold the same tensor objects.

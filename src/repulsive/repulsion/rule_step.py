@@ -14,7 +14,7 @@ from repulsive.repulsion.learning_rates import LearningRates
 from repulsive.repulsion.logits.repulsion import LogitRepulsion
 from repulsive.repulsion.measured import Measured
 from repulsive.repulsion.measurements import Measurements, per_step
-from repulsive.repulsion.optimizers import ascended_gradients
+from repulsive.repulsion.optimizers import ascended_gradients, ascends
 from repulsive.repulsion.parameter_lookup import are_same
 from repulsive.repulsion.settings import Settings
 from repulsive.repulsion.step_force import StepForce
@@ -92,14 +92,17 @@ class RuleStep:
         draws_noise = settings.noise_in == "gradient"
         rates = self.learning_rates(rule) if draws_noise else {}
         inputs = StepInputs(applied, step, rates, scale, _measures(rule, settings, step), draws_noise)
-        _negate(ascended_gradients(self._optimizer))  # rules descend: they expect gradients of what is minimised
+        is_ascending = ascends(self._optimizer)
+        if is_ascending:
+            _negate(ascended_gradients(self._optimizer))  # rules descend: they expect gradients of what is minimised
         try:
             measured = None if is_captured else self._repeat_last_step(inputs)
             if measured is None and (update := self._updates.choose(self._optimizer)) is not None:
                 measured = update.run(inputs)
                 self._trained = [[*entry["params"]] for entry in self._optimizer.param_groups]
         finally:
-            _negate(ascended_gradients(self._optimizer))  # looked up again: sharded gradients may be replaced
+            if is_ascending:
+                _negate(ascended_gradients(self._optimizer))  # looked up again: sharded gradients may be replaced
         if measured is None:
             return False
         if self._step_force is not None:
