@@ -1,6 +1,6 @@
 """Cost of rules in training steps of transformers models, eager and compiled: all models of `repulsive bench --model`.
 
-    python -m studies.speed.models --device cuda --seconds 18 --out results/bench
+    python -m studies.speed.models --device cuda --rounds 12 --steps 4 --out results/bench
 
 Every measurement is a process of its own. All processes build, compile and warm up their models side by side, which
 takes as long as the slowest of them, and then measure one after the other, while the others wait. A measurement is that
@@ -70,9 +70,11 @@ def measure(name: str, arguments: argparse.Namespace, queue: Queue) -> None:
     try:
         facts = bench_model(
             name.removesuffix(COMPILED),
-            arguments.rules,
+            [*arguments.rules, *(arguments.more_rules if name in arguments.more_models else ())],
             device=arguments.device,
-            seconds=arguments.seconds,
+            rounds=arguments.rounds,
+            seconds=None if arguments.rounds else arguments.seconds,
+            steps=arguments.steps,
             layers=arguments.layers,
             batch=arguments.batch,
             compiled=name.endswith(COMPILED),
@@ -120,7 +122,11 @@ def main(words: Sequence[str] | None = None) -> None:
     every = [name + ending for ending in (COMPILED, "") for name in PRESETS]
     parser.add_argument("--models", nargs="+", default=every, choices=every, help="in this order")
     parser.add_argument("--rules", nargs="+", default=list(RULES), help="rules to measure")
+    parser.add_argument("--more-rules", nargs="+", default=[], help="further rules, for --more-models only")
+    parser.add_argument("--more-models", nargs="+", default=[], choices=every, help="models with --more-rules")
     parser.add_argument("--seconds", type=float, default=18, help="time for the rounds of each model")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds of each model, in place of --seconds")
+    parser.add_argument("--steps", type=int, help="ordinary steps of a turn; 2 by default")
     parser.add_argument("--patience", type=float, default=200, help="seconds to wait for the slowest warm-up")
     parser.add_argument("--device", default="", help="cpu or cuda; by default cuda if available")
     parser.add_argument("--layers", type=int, help="number of layers, for a quick trial")

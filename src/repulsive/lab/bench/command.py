@@ -99,7 +99,7 @@ def bench_model(
         rounds=rounds or None,
         steps=steps or 2,
         warm_up=5 if on_gpu else 1,
-        hook_turns=8 if on_gpu else 3,
+        hook_turns=5 if on_gpu else 3,
         seconds=seconds,
         batch=batch,
         length=length,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import RepulsiveError
+from repulsive.lab.bench.clock import one_core
 from repulsive.lab.bench.hook_cost import HookCost, measure_hooks
 from repulsive.lab.bench.machine import allocated_bytes, describe, free_bytes, process_peak_bytes
 from repulsive.lab.bench.presets import find_preset
@@ -93,10 +95,11 @@ def measure_model(options: CostOptions, progress: Callable[[str], None] = print)
         for name, reason in left_out.items():
             progress(f"{name}: left out, {reason}")
         variants, baselines = warm.variants, warm.baselines
-        hooks = _measure_hooks(variants, options.hook_turns, progress)
         limit = math.inf if options.seconds is None else options.seconds
         functions = {name: variant.run_turn for name, variant in variants.items()}
-        turns = run_rounds(functions, baselines, options.rounds, seconds=limit, progress=progress)
+        with one_core() if shared.on_gpu else nullcontext():
+            hooks = _measure_hooks(variants, options.hook_turns, progress)
+            turns = run_rounds(functions, baselines, options.rounds, seconds=limit, progress=progress)
     except torch.OutOfMemoryError:
         advice = "measure a smaller step with --batch, or fewer layers with --layers"
         raise RepulsiveError(f"out of GPU memory; {advice}") from None

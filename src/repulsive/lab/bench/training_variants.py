@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import cast
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive import Handle, repel
-from repulsive.lab.bench.clock import time_each
+from repulsive.lab.bench.clock import synchronise, time_each
 from repulsive.lab.bench.rules import Case
 from repulsive.lab.bench.turns import TRAINING, TurnTimes
 from repulsive.particles.rule import Rule
@@ -45,6 +45,21 @@ class SharedModel:
         self.on_gpu = self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=self.on_gpu)
         self.forward = compile_apart(model) if compiled else model
+
+    def step(self, forward: nn.Module, clip: Callable[[], None] | None = None) -> Tensor:
+        """Take one training step through `forward`, and return its loss.
+
+        Gradients are freed at the end of a step, so that every step finds the same free memory: gradients keep their
+        addresses, also for a handle that was detached in between.
+        """
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.on_gpu):
+            loss: Tensor = forward(**self.inputs).loss
+        loss.backward()
+        if clip is not None:
+            clip()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
 
 
 class TrainingVariant:
@@ -129,20 +144,8 @@ class TrainingVariant:
             _detach(self.handle)
 
     def step(self) -> Tensor:
-        """Take one training step and return its loss.
-
-        Gradients are freed at the end of a step, so that every step finds the same free memory: gradients keep their
-        addresses, also for a handle that was detached in between.
-        """
-        shared = self.shared
-        with torch.autocast(shared.device.type, dtype=torch.bfloat16, enabled=shared.on_gpu):
-            loss: Tensor = self.forward(**shared.inputs).loss
-        loss.backward()
-        if self.max_norm is not None:
-            self.clip()
-        shared.optimizer.step()
-        shared.optimizer.zero_grad()
-        return loss.detach()
+        """Take one training step and return its loss."""
+        return self.shared.step(self.forward, None if self.max_norm is None else self.clip)
 
     def clip(self) -> None:
         """Clip all gradients, as a plain training loop does."""
@@ -170,8 +173,15 @@ class TrainingVariant:
         logits.held = forces
 
     def run_turn(self) -> TurnTimes:
-        """Run one turn, and time it without attaching and detaching."""
+        """Run one turn, and time it without attaching and detaching.
+
+        On a GPU an untimed plain step comes first, so that the host is ahead of the device, if it is fast enough, as in
+        a training that never waits for the device.
+        """
         counts = Counter(self.periods)  # in the order of the periods
+        synchronise(self.shared.device)
+        if self.shared.on_gpu:
+            self.shared.step(self.shared.forward)
         with self.attached():
             seconds = time_each(
                 [partial(self._take, kind, count) for kind, count in counts.items()], self.shared.device
