@@ -67,11 +67,10 @@ class FusedUpdate:
         lengths = set() if self.table.flat else set(self.table.rows[:, 3].tolist())
         self._inner = lengths.pop() if len(lengths) == 1 else 0  # length of the inner axis of all slices
         shape = slices, max(group.dim for group in groups), self.heads, device
-        self.splits = launch_settings.splits_per_slice("gram", *shape)
-        self._combine_splits = {
-            is_noisy: launch_settings.splits_per_slice("combine with noise" if is_noisy else "combine", *shape)
-            for is_noisy in (False, True)
-        }
+        splits_of = {name: launch_settings.splits_per_slice(name, *shape) for name in launch_settings.LAUNCHES}
+        self.splits = splits_of["gram"]
+        self._combine_splits = {False: splits_of["combine"], True: splits_of["combine with noise"]}
+        self._noise_splits = splits_of["step noise"]
         # Partial products of the weights and of the gradients; those of padded heads stay zero.
         self.products = torch.zeros(2, slices, self.splits, heads, heads, dtype=torch.float32, device=device)
         self.to_mean = torch.zeros(2, slices, self.splits, heads, dtype=torch.float32, device=device)
@@ -96,7 +95,7 @@ class FusedUpdate:
         if self.table.apart:
             return False
         if self._step_noise is None:
-            self._step_noise = FusedStepNoise(self.table, self.heads, self.padded, self.splits, self._inner)
+            self._step_noise = FusedStepNoise(self.table, self.heads, self.padded, self._noise_splits, self._inner)
         return self._step_noise.add(rule, optimizer, step=step)
 
     def refresh(self) -> bool:

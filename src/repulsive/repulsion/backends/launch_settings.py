@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 
+LAUNCHES = ("gram", "combine", "combine with noise", "step noise")  # those that split slices
 SPLITS = 16  # smallest number of programs per slice; a power of two
 BUSY = 528  # programs that keep a large GPU busy; a few slices are split further to get as many
 LEAST = 1024  # smallest number of elements of a head per program
 
 # Programs per multiprocessor in place of SPLITS and BUSY, where they were measured (`studies.speed.kernels`, H200).
-PROGRAMS: dict[int, dict[str, int]] = {16: {"gram": 11, "combine": 6, "combine with noise": 10}}
+PROGRAMS: dict[int, dict[str, int]] = {16: {"gram": 11, "combine": 6, "combine with noise": 10, "step noise": 11}}
 # Precision of matrix products, see `triton_kernels.products`; "tf32x3" where nothing else was measured.
 PRECISION: dict[int, str] = {16: "split"}
 
@@ -130,7 +131,7 @@ def splits_per_slice(launch: str, slices: int, dim: int, heads: int, device: tor
     """Choose the number of programs per slice.
 
     Args:
-        launch: "gram", "combine" or "combine with noise".
+        launch: "gram", "combine", "combine with noise" or "step noise".
         slices: number of slices.
         dim: elements of a head.
         heads: number of heads.
