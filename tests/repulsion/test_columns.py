@@ -150,5 +150,4 @@ def test_more_heads_than_measured_keep_the_launches_on_tensor_cores():
 def test_noise_after_the_step_does_not_take_the_few_programs_of_columns():
     """It computes as much as it reads, and became twice as slow with those of the Gram matrices."""
     sizes = (1, 1 << 20, 12, torch.device("cpu"))
-    assert launch_settings.splits_per_slice("gram", *sizes) == launch_settings.BY_COLUMN[16]["gram"]["programs"]
-    assert launch_settings.splits_per_slice("step noise", *sizes) == launch_settings.PROGRAMS[16]["step noise"] == 11
+    assert launch_settings.splits_per_slice("step noise", *sizes) > 3 * launch_settings.splits_per_slice("gram", *sizes)

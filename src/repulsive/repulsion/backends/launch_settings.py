@@ -16,7 +16,7 @@ BUSY = 528  # programs that keep a large GPU busy; a few slices are split furthe
 LEAST = 1024  # smallest number of elements of a head per program
 
 # Programs per multiprocessor in place of SPLITS and BUSY, where they were measured (`studies.speed.kernels`, H200).
-PROGRAMS: dict[int, dict[str, int]] = {16: {"gram": 11, "combine": 6, "combine with noise": 10, "step noise": 11}}
+PROGRAMS: dict[int, dict[str, int]] = {16: {"gram": 11, "combine": 6, "combine with noise": 10, "step noise": 10}}
 # Precision of matrix products, see `triton_kernels.products`; "tf32x3" where nothing else was measured.
 PRECISION: dict[int, str] = {16: "split"}
 

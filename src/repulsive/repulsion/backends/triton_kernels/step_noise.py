@@ -5,6 +5,10 @@ that one unit of gradient moves a weight,
 
     n = scale sqrt(1 / eta) xi    weight <- weight - step n    buffer <- buffer + kept n
 
+For Adam and RMSprop, 1 / eta is proportional to d = sqrt(v) + eps, and step to 1 / d. With r = 1 / sqrt(d), the weight
+moves by xi r times a number of the slice, and the buffer by xi d r (Adam) or xi r (RMSprop) times another one: one root
+instead of a root and a quotient for each of them.
+
 The numbers of a slice, float64 [slices, 8], are by MODE:
 
 - ADAM: scale, lr, eps, log beta1, log beta2, 1 - beta1, ahead
@@ -76,6 +80,15 @@ def step_noise_kernel(
             count = tl.load(counted.to(tl.pointer_type(tl.float32))).to(tl.float64)
         averaged = _share(count, tl.load(own + 4))
         started = _share(count, tl.load(own + 3))
+    if MODE == 0:
+        scale *= tl.sqrt(averaged / second)
+        of_weight, of_buffer = scale * second * rest / started, scale * rest
+    elif MODE == 1:
+        of_buffer = scale * tl.sqrt(averaged / second * rest)
+        of_weight = of_buffer * second
+    else:
+        of_weight, of_buffer = scale * second, scale * third
+    unbiased = 1.0 / averaged if MODE == 0 else 1.0
     heads = tl.arange(0, MP)
     first, last = column_range(size, split, SPLITS, BLOCK, ALIGNED)
     inner, outer_stride, inner_stride = load_strides(row, INNER)
@@ -87,21 +100,16 @@ def step_noise_kernel(
         place = block_offsets(heads * head_stride, offset, CHUNKED)
         inside = (heads[:, None] < M) & (column[None, :] < last)
         element = element_indices(column, inner, outer_element, inner_element, FLAT)
-        noise = standard_normal_block(stream, step, heads.to(tl.int64) * size, element) * scale
-        if MODE == 2:
-            moved, kept = second * noise, third * noise
-        else:
+        noise = standard_normal_block(stream, step, heads.to(tl.int64) * size, element)
+        kept = of_buffer
+        if MODE != 2:
             v = tl.load(square + place, mask=inside, other=0.0).to(tl.float32)
+            divisor = tl.sqrt(v * unbiased) + third
+            noise *= tl.where(v > 0, tl.rsqrt(divisor), 0.0)
             if MODE == 0:
-                divisor = tl.sqrt(v / averaged) + third
-                noise *= tl.sqrt(tl.where(v > 0, divisor * averaged / second, 0.0))
-                moved, kept = second * rest / started / divisor * noise, rest * noise
-            else:
-                divisor = tl.sqrt(v) + third
-                noise *= tl.sqrt(tl.where(v > 0, divisor * averaged / second, 0.0) * rest)
-                moved, kept = second / divisor * noise, noise / divisor
+                kept = of_buffer * divisor
         weight = tl.load(theta + place, mask=inside, other=0.0).to(tl.float32)
-        tl.store(theta + place, (weight - moved).to(KIND), mask=inside)
+        tl.store(theta + place, (weight - of_weight * noise).to(KIND), mask=inside)
         if BUFFERED:
             old = tl.load(buffer + place, mask=inside, other=0.0).to(tl.float32)
-            tl.store(buffer + place, (old + kept).to(STATE), mask=inside)
+            tl.store(buffer + place, (old + kept * noise).to(STATE), mask=inside)
