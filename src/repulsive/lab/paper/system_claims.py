@@ -123,6 +123,13 @@ ROWS: tuple[Judge, ...] = (
     ),
     partial(
         translation,
+        file="translation/paper_settings.json",
+        row="recommended (sphere)",
+        name="Europarl, paper's size, on the sphere",
+        data="160K pairs, not IWSLT14, 39,808 updates, 2 seeds",
+    ),
+    partial(
+        translation,
         file="translation/multi30k.json",
         row=PUBLISHED,
         name="Multi30k, as published",
