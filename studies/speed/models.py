@@ -14,6 +14,7 @@ import argparse
 import fcntl
 import json
 import multiprocessing
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -101,10 +102,17 @@ def measure_in_turn(target: Callable[[str, argparse.Namespace, Queue], None], ar
     with tempfile.TemporaryDirectory(prefix="repulsive-bench-") as folder:
         queue = Queue(Path(folder), len(arguments.models), arguments.patience)
         processes = [context.Process(target=target, args=(name, arguments, queue)) for name in arguments.models]
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited: an interrupt ends this process only
         for process in processes:
             process.start()
-        for process in processes:
-            process.join()
+        signal.signal(signal.SIGINT, handler)
+        try:
+            for process in processes:
+                process.join()
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
 
 
 def format_costs(name: str, results: dict[str, dict]) -> str:
@@ -134,9 +142,14 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="folder of JSON files")
     arguments = parser.parse_args(words)
     arguments.device = choose_device(arguments.device)
-    measure_in_turn(measure, arguments)
-    written = [path for name in arguments.models if (path := arguments.out / f"models-{name}.json").stat().st_size]
-    print(json.dumps({"written": [path.name for path in written]}))
+    try:
+        measure_in_turn(measure, arguments)
+    except KeyboardInterrupt:
+        parser.exit(130, "interrupted; models that were measured are in their files\n")
+    finally:
+        paths = [arguments.out / f"models-{name}.json" for name in arguments.models]
+        written = [path.name for path in paths if path.is_file() and path.stat().st_size]
+        print(json.dumps({"written": written}), flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 import itertools
 import math
+import os
 import random
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -231,3 +234,18 @@ def test_without_a_number_of_rounds_as_many_as_fit_are_taken(monkeypatch):
     assert len(lines) == 11
     with pytest.raises(ValueError, match="expected a limit"):
         run_rounds(functions, AGAINST)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux")
+def test_all_threads_run_on_one_core_for_a_while():
+    ending = threading.Event()
+    thread = threading.Thread(target=ending.wait)
+    thread.start()
+    threads, before = (threading.get_native_id(), thread.native_id), os.sched_getaffinity(0)
+    try:
+        with clock.one_core():
+            assert [os.sched_getaffinity(own) for own in threads] == [{max(before)}] * 2
+        assert [os.sched_getaffinity(own) for own in threads] == [before] * 2
+    finally:
+        ending.set()
+        thread.join()
