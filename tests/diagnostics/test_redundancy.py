@@ -10,6 +10,7 @@ from torch import nn
 from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, replaced_head_outputs
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.importance import first_order_importance
+from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.redundancy import ablate, all_but_one, greedy_pruning, head_ablation, heads_of, pruning_curve
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.lab.systems.classification.model import SelfAttentiveConfig, SentenceClassifier
@@ -256,8 +257,11 @@ def test_error_messages(probe):
         pass
     with pytest.raises(HeadLayoutError, match="no head output was recorded"):
         head_ablation(model, lambda m: 1.0)
-    with pytest.warns(UserWarning, match="did not run encoder"), ablate(model, [(0, 0)]):
-        pass
+    heads = Heads(model)
+    for ablated in (lambda: ablate(model, [(0, 0)]), lambda: heads.ablated([(0, 0)]), heads[0, 0].ablated):
+        with pytest.warns(UserWarning, match="did not run encoder") as caught, ablated():
+            pass
+        assert caught[0].filename == __file__
     with pytest.raises(SelectionError, match="no batches"):
         first_order_importance(model, lambda m, b: m(**b)[0].sum(), [])
     with pytest.raises(SelectionError, match="one element"):

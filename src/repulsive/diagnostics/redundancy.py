@@ -7,7 +7,6 @@ lists them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers, replaced_head_outputs
 from repulsive.diagnostics.hooks.calling import evaluating, with_hooks
 from repulsive.diagnostics.hooks.capture import check_hooks_ran
-from repulsive.errors import SelectionError
+from repulsive.errors import SelectionError, warn_user
 
 Head = tuple[int, int]  # layer, head
 Evaluate = Callable[[nn.Module], float | Tensor]  # returns a number, or one per item [N]
@@ -83,10 +82,9 @@ def ablate(
     with with_hooks(model), replaced_head_outputs(hooked, zero):
         yield
     if masks and not ran:
-        warnings.warn(
+        warn_user(
             f"ablate: the model did not run {', '.join(masks)}, so no head was ablated; if a compiled copy of it ran, "
-            "pass that one instead",
-            stacklevel=3,
+            "pass that one instead"
         )
 
 

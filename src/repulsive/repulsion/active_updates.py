@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from repulsive.errors import UnsupportedWeights
+from repulsive.errors import UnsupportedWeights, warn_user
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends.choose import Update
@@ -93,7 +92,7 @@ class ActiveUpdates:
             return False
         is_trained = any(not is_idle(group) for group in self.groups)
         if warns and not is_trained:
-            self._warn_of_no_gradients(stacklevel=8)
+            self._warn_of_no_gradients()
         return is_trained
 
     def reset(self, seed: int) -> None:
@@ -126,7 +125,7 @@ class ActiveUpdates:
                     active.append(group)
             names = tuple(group.name for group in active) if len(active) < len(self.groups) else names
             if not names:
-                self._warn_of_no_gradients(stacklevel=9)
+                self._warn_of_no_gradients()
         if names and names not in self._updates:
             if len(self._updates) >= _MOST_UPDATES and not self._was_captured:  # for example with random layer dropout
                 del self._updates[next(key for key in self._updates if key != self._names)]
@@ -157,13 +156,12 @@ class ActiveUpdates:
                 )
         self._accepted = [[*some] for some in tensors]
 
-    def _warn_of_no_gradients(self, stacklevel: int) -> None:
+    def _warn_of_no_gradients(self) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(
+            warn_user(
                 "no selected head had a gradient in this optimizer step, so no head was repelled. Were layers frozen "
-                "or replaced (by adapters, for example) after repel?",
-                stacklevel=stacklevel,
+                "or replaced (by adapters, for example) after repel?"
             )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from repulsive.errors import OptimizerError, StateError
+from repulsive.errors import OptimizerError, StateError, warn_user
 from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
@@ -124,7 +124,7 @@ class Handle:
         Warns if no step was taken with it, or if repulsion was stronger than the loss; see `warn_of_strength`.
         """
         if self._hooks.was_registered and self.steps == 0:
-            warnings.warn("repulsion was attached, but the optimizer never took a step with it", stacklevel=2)
+            warn_user("repulsion was attached, but the optimizer never took a step with it")
         self.warn_of_strength()
         self._hooks.remove()
         if self._logits is not None:
@@ -289,7 +289,7 @@ class Handle:
         """
         check_state(state, self.groups)
         if (saved := differing_rule(state, self.rule)) is not None:
-            warnings.warn(f"resuming with {rule_text(self.rule)}, but the state was made with {saved}", stacklevel=2)
+            warn_user(f"resuming with {rule_text(self.rule)}, but the state was made with {saved}")
         self.settings = replace(self.settings, seed=int(state["seed"]))
         self._updates.reset(self.settings.seed)
         self.steps = int(state["steps"])

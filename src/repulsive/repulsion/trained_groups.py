@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from repulsive.errors import OptimizerError, UnsupportedWeights, list_first
+from repulsive.errors import OptimizerError, UnsupportedWeights, list_first, warn_user
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.repulsion.sharding.shard_layout import check_placement
@@ -37,8 +36,7 @@ def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[li
     if not trained:
         raise OptimizerError(f"the optimizer trains none of the selected heads: {shown}. {_remedy(reasons)}")
     if reasons:
-        message = f"{len(reasons)} of {len(groups)} groups of heads are left out: {shown}"
-        warnings.warn(message, stacklevel=3)
+        warn_user(f"{len(reasons)} of {len(groups)} groups of heads are left out: {shown}")
     return trained, others
 
 
