@@ -96,8 +96,9 @@ class ActiveUpdates:
         return is_trained
 
     def reset(self, seed: int) -> None:
-        """Drop all updates and start with another seed."""
+        """Drop all updates and counts, and start with another seed."""
         self._seed = seed
+        self.skipped = dict.fromkeys(self.skipped, 0)
         self._updates.clear()
         self.current = None
 

@@ -207,7 +207,7 @@ class Handle:
         return self._measurements.report(self._updates.skipped)
 
     def first_report(self) -> list[GroupReport]:
-        """Return the first measurement of each group since this handle was created."""
+        """Return the first measurement of each group since this handle was created or a state was loaded."""
         return self._measurements.first_report(self._updates.skipped)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
@@ -282,7 +282,7 @@ class Handle:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a saved state, and attach again if the optimizer has lost its hooks.
+        """Restore a saved state, and attach again if the optimizer has lost its hooks. Measurements start anew.
 
         Raises:
             StateError: the state has another format, or belongs to other groups.
@@ -293,10 +293,11 @@ class Handle:
         self.settings = replace(self.settings, seed=int(state["seed"]))
         self._updates.reset(self.settings.seed)
         self.steps = int(state["steps"])
-        if (start := state.get("start")) is not None:  # older states do not have it
-            self._start = Overview.from_state(start)
+        self._measurements.reset()
+        start = state.get("start")  # older states do not have it
+        self._start = None if start is None else Overview.from_state(start)
         if self._logits is not None:
-            self._logits.load(state.get("forces", {}), self.steps)
+            self._logits.load(state.get("forces", {}), self.steps, self.settings.seed)
         self._hooks.reset()
         self.attach()
 

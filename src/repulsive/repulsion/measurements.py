@@ -62,6 +62,10 @@ class Measurements:
     def __init__(self, groups: Sequence[HeadGroup], rule: Rule | None) -> None:
         self._groups = groups
         self._rule = rule
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all measurements, and the warnings that were given about them."""
         self._strength, self._growth = StrengthMonitor(), GrowthMonitor()
         self._first: dict[str, Measured] = {}
         self._last: dict[str, Measured] = {}

@@ -193,8 +193,16 @@ class LogitRepulsion:
             forces[self.layers[number].name] = [*tensors, numbers]
         return forces
 
-    def load(self, state: Mapping[str, Any], step: int) -> None:
-        """Continue with saved forces; if there are none, the next step computes new forces."""
+    def load(self, state: Mapping[str, Any], step: int, seed: int) -> None:
+        """Continue with saved forces; if there are none, the next step computes new forces.
+
+        Args:
+            state: the result of `state`.
+            step: number of optimizer steps taken.
+            seed: seed of the sampled positions.
+        """
+        self.sampler.clear()
+        self.sampler.taken.seed = seed
         self.held = {}
         for number, layer in enumerate(self.layers):
             tensors = list(state.get(layer.name, ()))
