@@ -160,8 +160,12 @@ class Hinge:
     name: str = "hinge"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold < 1:
-            raise RuleError(f"Hinge(threshold={self.threshold!r}): must be at least 0 and below 1")
+        try:
+            is_valid = bool(0 <= self.threshold < 1)
+        except TypeError:
+            is_valid = False
+        if not is_valid:
+            raise RuleError(f"Hinge(threshold={self.threshold!r}): must be a number, at least 0 and below 1")
 
     def interact(self, gram: Gram, bandwidth: Bandwidth, space: str) -> Interaction:
         if space == "weights":
@@ -231,7 +235,7 @@ def resolve(kernel: AnyKernel) -> Kernel | Differentiable:
     """Resolve a kernel setting: look up a name, wrap a plain callable, and return a kernel unchanged.
 
     Raises:
-        RuleError: the name is unknown, or the setting is neither a name, a kernel nor a callable.
+        RuleError: the name is unknown, or the setting is neither a name, a kernel nor a callable; a class is not.
     """
     if isinstance(kernel, str):
         if kernel not in NAMED:
@@ -239,6 +243,8 @@ def resolve(kernel: AnyKernel) -> Kernel | Differentiable:
             known = sorted(NAMED)
             raise RuleError(f"kernel={kernel!r} is unknown; {hint}choose one of {known} or give a callable k(x, y)")
         return NAMED[kernel]
+    if isinstance(kernel, type):
+        raise RuleError(f"kernel={kernel.__name__}: expected a kernel, got a class; write {kernel.__name__}(...)")
     if isinstance(kernel, Differentiable | Kernel):
         return kernel
     if callable(kernel):
