@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -244,6 +245,17 @@ def test_a_head_without_effect_has_zero_importance(probe):
     dead = with_zero_weights(model, 0, 2)
     found = first_order_importance(dead, lambda m, b: m(**b)[0].sin().sum(), [inputs])
     assert found[0, 2] == 0 and (found[0, [0, 1, 3]] > 0).all()
+
+
+def test_numbers_of_numpy_and_torch_name_a_head(probe):
+    model, _, evaluate = probe
+    model.eval()
+    with torch.no_grad(), ablate(model, [(1, 2)]):
+        expected = evaluate(model)
+    for layer, head in ((np.int64(1), np.int64(2)), (torch.tensor(1), torch.tensor(2))):
+        with torch.no_grad(), ablate(model, [(layer, head)]):
+            assert torch.equal(evaluate(model), expected)
+        assert Heads(model)[layer, head].name == Heads(model)[1, 2].name
 
 
 def test_error_messages(probe):

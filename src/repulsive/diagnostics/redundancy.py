@@ -7,6 +7,7 @@ lists them.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -231,8 +232,8 @@ def head_masks(layers: Sequence[AttentionLayer], heads: Iterable[tuple[int | str
         if not isinstance(place, tuple | list) or len(place) != 2:
             raise SelectionError(f"{place!r} is not a head; expected a list of (layer, head) pairs, such as [(0, 1)]")
         layer, head = place
-        row = names.index(layer) if layer in names else layer
-        if not isinstance(row, int) or not 0 <= row < len(layers):
+        row = names.index(layer) if layer in names else operator.index(layer) if hasattr(layer, "__index__") else -1
+        if not 0 <= row < len(layers):
             listed = ", ".join(f"{i} {name}" for i, name in enumerate(names[:8]))
             raise SelectionError(f"no layer {layer!r}; the {len(names)} attention layers are {listed}")
         chosen = layers[row]
