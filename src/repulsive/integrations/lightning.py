@@ -29,6 +29,7 @@ from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle, unwrap_optimizer
 from repulsive.repulsion.arguments import RepelSettings
 from repulsive.repulsion.checks import SELECTION
+from repulsive.repulsion.trained_groups import parameter_ids
 
 try:
     from lightning.pytorch import Callback
@@ -194,7 +195,7 @@ class MonitorCallback(Callback):
 
 def _assign(groups: Sequence[HeadGroup], optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[HeadGroup]]]:
     """Assign each group to the optimizer that owns it. Unowned groups go to the first, where `repel` reports them."""
-    owned = [{id(p) for entry in optimizer.param_groups for p in entry["params"]} for optimizer in optimizers]
+    owned = [parameter_ids(optimizer) for optimizer in optimizers]
     owners = [
         next((i for i, ids in enumerate(owned) if any(id(p) in ids for p in group.parameters())), None)
         for group in groups

@@ -17,6 +17,7 @@ from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.measured import Measured
 from repulsive.repulsion.optimizers import has_nothing_to_follow, only_initialises_state
 from repulsive.repulsion.parameter_lookup import ParameterLookup, are_same
+from repulsive.repulsion.trained_groups import parameter_ids
 
 
 class AnyUpdate(Protocol):
@@ -141,7 +142,7 @@ class ActiveUpdates:
         tensors = [parameters, *(entry["params"] for entry in optimizer.param_groups)]
         if dims == self._dims and are_same(tensors, self._accepted):
             return
-        owned = {id(p) for entry in optimizer.param_groups for p in entry["params"]}
+        owned = parameter_ids(optimizer)
         for part, parameter, before in zip(self._lookup.parts, parameters, self._dims, strict=True):
             if parameter.ndim != before:
                 raise UnsupportedWeights(

@@ -31,7 +31,7 @@ from repulsive.repulsion.logits.repulsion import LogitRepulsion
 from repulsive.repulsion.noise_place import choose_noise_place, window_warning
 from repulsive.repulsion.settings import ForcePlace, NoisePlace, Order, Settings
 from repulsive.repulsion.step_force import choose_place
-from repulsive.repulsion.trained_groups import split_trained
+from repulsive.repulsion.trained_groups import parameter_ids, split_trained
 
 
 def repel(
@@ -227,7 +227,7 @@ def _wrapped_optimizer(outer: Any) -> Optimizer | None:
         return named
     own = {id(p) for entry in getattr(outer, "param_groups", ()) for p in entry["params"]}
     held = {id(value): value for value in getattr(outer, "__dict__", {}).values() if isinstance(value, Optimizer)}
-    whole = [one for one in held.values() if own <= {id(p) for entry in one.param_groups for p in entry["params"]}]
+    whole = [one for one in held.values() if own <= parameter_ids(one)]
     return whole[0] if len(whole) == 1 else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -55,6 +56,12 @@ def newly_trained(others: Sequence[HeadGroup], optimizer: Optimizer) -> list[str
 def parameter_ids(optimizer: Optimizer) -> set[int]:
     """Return the ids of all parameters of an optimizer."""
     return {id(p) for entry in optimizer.param_groups for p in entry["params"]}
+
+
+def entries_with_heads(optimizer: Optimizer, groups: Sequence[HeadGroup]) -> list[dict[str, Any]]:
+    """Return the entries of `optimizer.param_groups` that train heads."""
+    heads = {id(parameter) for group in groups for parameter in group.parameters()}
+    return [entry for entry in optimizer.param_groups if any(id(p) in heads for p in entry["params"])]
 
 
 def _place(parameter: Tensor) -> str:
