@@ -41,4 +41,7 @@ def move_tensors(batch: Any, device: torch.device) -> Any:
         return batch.to(device)
     if isinstance(batch, Mapping):
         return {name: move_tensors(value, device) for name, value in batch.items()}
-    return type(batch)(move_tensors(value, device) for value in batch) if isinstance(batch, list | tuple) else batch
+    if isinstance(batch, list | tuple):
+        moved = [move_tensors(value, device) for value in batch]
+        return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)  # a named tuple takes arguments
+    return batch
