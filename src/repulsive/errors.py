@@ -1,9 +1,13 @@
 """Errors that users can meet. Each message says what was wrong, where, and what to do next."""
 
 import operator
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import TypeGuard
+
+_NOT_THE_USER = ("repulsive", "torch", "contextlib")  # top-level modules whose lines `warn_user` skips
 
 
 class RepulsiveError(Exception):
@@ -116,3 +120,21 @@ def short_message(error: BaseException) -> str:
         'ValueError: first line second line'
     """
     return " ".join(f"{type(error).__name__}: {error}".split())[:160].rstrip(".")
+
+
+def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn, and name the line of the user's code that led here.
+
+    That is the innermost line outside of this package and torch. A fixed `stacklevel` would be wrong: hooks run in
+    calls of torch, whose number depends on schedulers and wrappers around the optimizer.
+
+    Args:
+        message: the warning.
+        category: its class.
+    """
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__name__", "").partition(".")[0] in _NOT_THE_USER and frame.f_back is not None:
+        frame = frame.f_back
+    registry = frame.f_globals.setdefault("__warningregistry__", {})
+    name, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
+    warnings.warn_explicit(message, category, file, frame.f_lineno, name, registry)

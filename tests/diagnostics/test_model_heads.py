@@ -241,6 +241,20 @@ def test_cka_is_the_formula_and_ignores_rotations():
     assert cka_of_grams(token_grams(turned)[0])[0, 1] == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_cka_of_a_head_with_constant_output_is_zero(dtype):
+    """Attention weights sum to one up to rounding errors, which must not be compared instead."""
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(32, 4, batch_first=True).to(dtype)
+    with torch.no_grad():
+        attention.in_proj_weight[64:72] = 0  # the values of head 0
+        attention.in_proj_bias.normal_()
+    x = torch.randn(4, 19, 32, dtype=dtype)
+    (found,) = Heads(attention).similarity([(x, x, x)], "cka", twins=0)
+    assert not found.cosine[0].any() and not found.cosine[:, 0].any()
+    assert (found.cosine[1:, 1:] > 0.01).all() and found.left_out is not None and not found.left_out[:, 0].any()
+
+
 def test_one_head_and_how_it_prints():
     model, inputs = make("llama")
     heads = Heads(model, inputs())

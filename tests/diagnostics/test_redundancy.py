@@ -3,6 +3,7 @@
 import copy
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from repulsive.diagnostics.hooks.attention_layers import find_attention_layers, replaced_head_outputs
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.importance import first_order_importance
+from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.redundancy import ablate, all_but_one, greedy_pruning, head_ablation, heads_of, pruning_curve
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.lab.systems.classification.model import SelfAttentiveConfig, SentenceClassifier
@@ -245,6 +247,17 @@ def test_a_head_without_effect_has_zero_importance(probe):
     assert found[0, 2] == 0 and (found[0, [0, 1, 3]] > 0).all()
 
 
+def test_numbers_of_numpy_and_torch_name_a_head(probe):
+    model, _, evaluate = probe
+    model.eval()
+    with torch.no_grad(), ablate(model, [(1, 2)]):
+        expected = evaluate(model)
+    for layer, head in ((np.int64(1), np.int64(2)), (torch.tensor(1), torch.tensor(2))):
+        with torch.no_grad(), ablate(model, [(layer, head)]):
+            assert torch.equal(evaluate(model), expected)
+        assert Heads(model)[layer, head].name == Heads(model)[1, 2].name
+
+
 def test_error_messages(probe):
     model, inputs, evaluate = probe
     with (
@@ -256,8 +269,11 @@ def test_error_messages(probe):
         pass
     with pytest.raises(HeadLayoutError, match="no head output was recorded"):
         head_ablation(model, lambda m: 1.0)
-    with pytest.warns(UserWarning, match="did not run encoder"), ablate(model, [(0, 0)]):
-        pass
+    heads = Heads(model)
+    for ablated in (lambda: ablate(model, [(0, 0)]), lambda: heads.ablated([(0, 0)]), heads[0, 0].ablated):
+        with pytest.warns(UserWarning, match="did not run encoder") as caught, ablated():
+            pass
+        assert caught[0].filename == __file__
     with pytest.raises(SelectionError, match="no batches"):
         first_order_importance(model, lambda m, b: m(**b)[0].sum(), [])
     with pytest.raises(SelectionError, match="one element"):

@@ -5,6 +5,7 @@ import json
 import math
 import pickle
 import warnings
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -240,6 +241,15 @@ def test_compiled_models(way):
     assert len(monitor.history[-1].layers) == 2
     monitor.close()
     assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+def test_a_probe_may_be_a_named_tuple():
+    class Batch(NamedTuple):
+        src: torch.Tensor
+
+    x = torch.randn(2, 7, 16, generator=torch.Generator().manual_seed(0))
+    model = encoder()
+    assert HeadMonitor(model, probe=Batch(x)).measure() == HeadMonitor(model, probe=(x,)).measure()
 
 
 def test_a_probe_is_measured_in_evaluation_mode_and_changes_nothing():

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from repulsive.errors import RuleError
-from repulsive.particles import SVGD, Gaussian
+from repulsive.particles import SVGD, Cosine, Gaussian, Hinge
 from repulsive.particles.collapse import CollapsedHeads
 from repulsive.particles.gram import gram
+from repulsive.particles.schedules import Until
 from tests.particles import oracle
 from tests.particles.oracle import close, particles
 
@@ -90,6 +91,24 @@ def test_the_prior_is_excluded_from_the_ratio():
 def test_an_invalid_prior_or_bandwidth_is_refused_at_once(wrong):
     with pytest.raises(RuleError, match=next(iter(wrong))):
         SVGD(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SVGD(kernel=Hinge, space="sphere"), r"kernel=Hinge: expected a kernel, got a class; write Hinge"),
+        (lambda: SVGD(kernel=Cosine), "kernel=Cosine: expected a kernel, got a class"),
+        (lambda: SVGD(alpha=Until), r"SVGD\(alpha=Until\): expected a number or a schedule, got a class"),
+        (lambda: SVGD(alpha="auto", ratio=Until), r"SVGD\(ratio=Until\)"),
+        (lambda: Hinge("0.5"), r"Hinge\(threshold='0.5'\): must be a number"),
+        (lambda: Gaussian(std="1"), r"Gaussian\(std='1'\): must be a positive number"),
+        (lambda: Gaussian(num_data=None), r"Gaussian\(num_data=None\): must be a positive number"),
+        (lambda: SVGD(bandwidth=True), "bandwidth=True: must be a positive number"),
+    ],
+)
+def test_a_setting_of_a_wrong_type_is_refused_at_once(make, message):
+    with pytest.raises(RuleError, match=message):
+        make()
 
 
 def test_numpy_and_torch_numbers_are_accepted():

@@ -182,6 +182,19 @@ def test_each_parameter_group_has_its_own_learning_rate(make_model, backward):
     assert math.isclose(spread[1] / spread[0], 10.0, rel_tol=0.1)
 
 
+def test_a_loaded_state_starts_new_measurements(make_model, backward):
+    model = make_model()
+    handle = repel(model, torch.optim.Adam(model.parameters()), "paper", verbose=False, measure_every=1)
+    fresh = handle.state_dict()
+    for index in range(3):
+        backward(model, index)
+        handle.optimizer.step()
+    assert {one.step for one in handle.report()} == {2} and " 2 " in str(handle)
+    handle.load_state_dict(fresh)
+    assert {one.step for one in [*handle.report(), *handle.first_report()]} == {-1}
+    assert handle.state_dict() == fresh and str(handle).endswith("not measured yet")
+
+
 def test_a_state_of_other_groups_or_another_rule(make_model):
     model = make_model()
     handle = repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)

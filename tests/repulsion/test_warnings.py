@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from repulsive import SGLD, SPOS, SVGD, SelectionError, find_heads, repel
+from repulsive.particles import CollapsedHeads
 
 SLOW = pytest.mark.filterwarnings("ignore:heads get about")
 
@@ -224,3 +225,31 @@ def test_heads_that_join_the_training_are_named_once(later, make_model, backward
     handle.remove()
     handle, _ = attach(model, optimizer, SVGD())
     assert len(handle.groups) == 6
+
+
+# -- the line that a warning names ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["step", "step of a scheduled optimizer", "apply"])
+def test_a_warning_names_the_line_of_the_training_loop(call, make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    if "scheduled" in call:
+        torch.optim.lr_scheduler.ConstantLR(optimizer)  # wraps `step` in a function of torch
+    with torch.no_grad():
+        model.stack.layers[0].self_attn.in_proj_weight.fill_(1.0)
+    handle, _ = attach(model, optimizer, "paper")
+    backward(model, 0)
+    with pytest.warns(CollapsedHeads) as caught:
+        (handle.apply if call == "apply" else optimizer.step)()
+    assert {one.filename for one in caught} == {__file__}
+
+
+def test_a_warning_names_the_line_of_a_with_block(make_model):
+    model = make_model()
+    with (
+        pytest.warns(UserWarning, match="never took a step") as caught,
+        repel(model, torch.optim.Adam(model.parameters()), verbose=False),
+    ):
+        pass
+    assert [one.filename for one in caught] == [__file__]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.circuits import Similarity
-from repulsive.diagnostics.cka import cka_of_grams, cka_without_groups, token_grams
+from repulsive.diagnostics.cka import centre_tokens, cka_of_grams, cka_without_groups, token_grams
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, output_weight
 from repulsive.diagnostics.hooks.calling import items_in, token_masks
 from repulsive.diagnostics.hooks.capture import Captured, capture
@@ -204,7 +204,7 @@ def _features(
     comparable = (layer.where, x.shape[0], x.shape[2], keys, tuple(positions[chosen].tolist()))
     if space == "cka":
         reduced = _reduce(rows.unsqueeze(0), weight)[0].transpose(0, 1)  # [M, N, d]
-        centred = (reduced - reduced.mean(1, keepdim=True)).to(rows.dtype)
+        centred = centre_tokens(reduced).to(rows.dtype)
 
         def grams(part: slice) -> Tensor:
             return (centred[:, part] @ centred.mT).flatten(1)

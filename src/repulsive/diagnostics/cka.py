@@ -16,6 +16,7 @@ from repulsive.particles.gram import wide_dtype
 
 TOKENS = 512  # largest number of tokens; of more tokens, an evenly spaced subset is used
 _ROUNDING = 1e-12  # relative size of rounding errors of centred inner products in float64
+_CONSTANT = 1e-6  # largest deviation from the mean token, relative to the outputs, that counts as rounding error
 
 
 @torch.no_grad()
@@ -34,9 +35,19 @@ def token_grams(outputs: Tensor, real: Tensor | None = None) -> tuple[Tensor, Te
     if heads.shape[1] > TOKENS:
         chosen = evenly_spaced(heads.shape[1], TOKENS).to(heads.device)
         heads, items = heads[:, chosen], items[chosen]
-    x = heads.to(wide_dtype(heads.device))
-    x = x - x.mean(1, keepdim=True)
+    x = centre_tokens(heads.to(wide_dtype(heads.device)))
     return x @ x.mT, items
+
+
+def centre_tokens(heads: Tensor) -> Tensor:
+    """Subtract the mean token of each head, [M, N, d] -> [M, N, d].
+
+    Zeros for a head with constant output, whose deviations are rounding errors of float32: attention weights do not sum
+    to exactly one.
+    """
+    centred = heads - heads.mean(1, keepdim=True)
+    sizes, rests = (torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True) for x in (heads, centred))  # [M, 1, 1]
+    return centred.masked_fill(rests <= _CONSTANT * sizes, 0)
 
 
 @torch.no_grad()

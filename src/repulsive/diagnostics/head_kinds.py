@@ -83,6 +83,7 @@ def head_kinds(
 
     Raises:
         SelectionError: the vocabulary is unknown or too small.
+        NoTwin: untrained twins cannot be built; choose twins=0.
     """
     inner = model.model if isinstance(model, Heads) else model
     ids = _repeated_tokens(vocabulary or _embeddings(inner), separators, length, batch, seed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -23,7 +22,7 @@ from repulsive.diagnostics.output_patching import patched_outputs
 from repulsive.diagnostics.redundancy import ablate, head_masks, heads_of
 from repulsive.diagnostics.similarity_table import SimilarityTable
 from repulsive.diagnostics.untrained_baseline import SPACES, TWINS, Space, against_chance
-from repulsive.errors import SelectionError, check_whole, did_you_mean
+from repulsive.errors import SelectionError, check_whole, did_you_mean, warn_user
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.describe import count_of
 
@@ -63,9 +62,9 @@ class Heads:
         self.groups: list[HeadGroup] = find_heads(model, example_inputs)
         check_layer_names(out or {}, self.groups)
         if message := tied_message(model, self.groups):
-            warnings.warn(message, stacklevel=2)
+            warn_user(message)
         if example_inputs is None:
-            warn_about_guesses(self.groups, stacklevel=2)
+            warn_about_guesses(self.groups)
         else:
             out = traced_projections(model, self.groups, example_inputs, out)
         self.layers: list[AttentionLayer] = find_attention_layers(model, self.groups, out=out)

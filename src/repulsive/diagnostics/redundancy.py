@@ -7,7 +7,7 @@ lists them.
 
 from __future__ import annotations
 
-import warnings
+import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers, replaced_head_outputs
 from repulsive.diagnostics.hooks.calling import evaluating, with_hooks
 from repulsive.diagnostics.hooks.capture import check_hooks_ran
-from repulsive.errors import SelectionError
+from repulsive.errors import SelectionError, warn_user
 
 Head = tuple[int, int]  # layer, head
 Evaluate = Callable[[nn.Module], float | Tensor]  # returns a number, or one per item [N]
@@ -83,10 +83,9 @@ def ablate(
     with with_hooks(model), replaced_head_outputs(hooked, zero):
         yield
     if masks and not ran:
-        warnings.warn(
+        warn_user(
             f"ablate: the model did not run {', '.join(masks)}, so no head was ablated; if a compiled copy of it ran, "
-            "pass that one instead",
-            stacklevel=3,
+            "pass that one instead"
         )
 
 
@@ -233,8 +232,8 @@ def head_masks(layers: Sequence[AttentionLayer], heads: Iterable[tuple[int | str
         if not isinstance(place, tuple | list) or len(place) != 2:
             raise SelectionError(f"{place!r} is not a head; expected a list of (layer, head) pairs, such as [(0, 1)]")
         layer, head = place
-        row = names.index(layer) if layer in names else layer
-        if not isinstance(row, int) or not 0 <= row < len(layers):
+        row = names.index(layer) if layer in names else operator.index(layer) if hasattr(layer, "__index__") else -1
+        if not 0 <= row < len(layers):
             listed = ", ".join(f"{i} {name}" for i, name in enumerate(names[:8]))
             raise SelectionError(f"no layer {layer!r}; the {len(names)} attention layers are {listed}")
         chosen = layers[row]

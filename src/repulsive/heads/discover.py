@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, get_args
 
 from torch import nn
 
-from repulsive.errors import NoHeadsFound, SelectionError
+from repulsive.errors import NoHeadsFound, SelectionError, warn_user
 from repulsive.heads.flat_weights import refuse_flat_weights
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import check_model, clean, module_of, unwrap
@@ -89,11 +88,10 @@ def find_heads(
         misses = {name: reason for name, reason in misses.items() if name not in completed.modules} | completed.misses
         if completed.mixed:
             listed = [f"{report.name} ({report.note})" for report in completed.mixed]
-            warnings.warn(f"these projections are not heads and are left out: {', '.join(listed[:6])}", stacklevel=2)
+            warn_user(f"these projections are not heads and are left out: {', '.join(listed[:6])}")
         if completed.untraced:
-            warnings.warn(
-                "these heads are not proved, because the example did not reach them: " + ", ".join(completed.untraced),
-                stacklevel=2,
+            warn_user(
+                "these heads are not proved, because the example did not reach them: " + ", ".join(completed.untraced)
             )
         groups = completed.groups
     if not groups:

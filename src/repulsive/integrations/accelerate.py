@@ -11,13 +11,13 @@ an overflow, are neither changed nor counted.
 from __future__ import annotations
 
 import json
-import warnings
 import weakref
 from pathlib import Path
 from typing import Any, Unpack
 
 from torch import nn
 
+from repulsive.errors import warn_user
 from repulsive.extras import install_command
 from repulsive.repulsion import Handle, repel
 from repulsive.repulsion.arguments import RuleAndSettings
@@ -72,10 +72,9 @@ def repel_prepared(
         if path.is_file():
             handle.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
         else:
-            warnings.warn(
+            warn_user(
                 f"{input_dir} has no {name}: the checkpoint was made without repulsion. Steps of repulsion and "
-                f"schedules continue from step {handle.steps}",
-                stacklevel=3,
+                f"schedules continue from step {handle.steps}"
             )
 
     accelerator.register_save_state_pre_hook(save)

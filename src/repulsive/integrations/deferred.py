@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from repulsive.errors import OptimizerError, StateError
+from repulsive.errors import OptimizerError, StateError, warn_user
 from repulsive.heads.discover import check_layout
 from repulsive.heads.select import check_words
 from repulsive.particles.named import RuleName
@@ -86,10 +86,7 @@ class Deferred:
         self.detach()  # handles of a previous run that failed before `end`
         self.handles, self._collapse = [], CollapseDetector()
         if resumed and saved is None:
-            warnings.warn(
-                "this checkpoint was made without repulsion: steps of repulsion and schedules start from 0",
-                stacklevel=3,
-            )
+            warn_user("this checkpoint was made without repulsion: steps of repulsion and schedules start from 0")
         if saved is not None and len(saved) != len(targets):
             raise StateError(
                 f"the checkpoint has repulsion in {len(saved)} optimizers, this training in {len(targets)}; use the "
@@ -141,26 +138,23 @@ class Deferred:
         if means:
             means["repulsion_step"] = float(max(report.step for report in reports))
         if message := self._collapse.observe(step, loss, means.pop("drive", math.nan)):
-            warnings.warn(message, stacklevel=3)
+            warn_user(message)
         return means
 
     def end(self) -> None:
         """Detach all handles; warn if repulsion never acted, stopped acting during training, or was too strong."""
         if not self._is_running:  # `handles` may have those of a previous training
-            warnings.warn("repulsion never began: training ended before its first step", stacklevel=3)
+            warn_user("repulsion never began: training ended before its first step")
             return
         for handle, before in zip(self.handles, self._steps_before, strict=True):
             steps, first = handle.steps - before, handle.groups[0].name
             if not handle.attached:
-                warnings.warn(
+                warn_user(
                     f"the optimizer of {first} lost its hooks after {steps} steps with repulsion and went on without; "
-                    "attach again after an optimizer is copied, unpickled or replaced",
-                    stacklevel=3,
+                    "attach again after an optimizer is copied, unpickled or replaced"
                 )
             elif steps == 0:
-                warnings.warn(
-                    f"repulsion never fired: the optimizer of {first} took no step in this training", stacklevel=3
-                )
+                warn_user(f"repulsion never fired: the optimizer of {first} took no step in this training")
             handle.warn_of_strength()
         self.detach()
 

@@ -11,7 +11,6 @@ Lightning passes the optimizer a closure that runs backward, `on_before_optimize
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
@@ -19,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from repulsive import HeadMonitor
-from repulsive.errors import RuleError
+from repulsive.errors import RuleError, warn_user
 from repulsive.extras import install_command
 from repulsive.heads import find_heads
 from repulsive.heads.layout import HeadGroup
@@ -30,6 +29,7 @@ from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle, unwrap_optimizer
 from repulsive.repulsion.arguments import RepelSettings
 from repulsive.repulsion.checks import SELECTION
+from repulsive.repulsion.trained_groups import parameter_ids
 
 try:
     from lightning.pytorch import Callback
@@ -130,10 +130,9 @@ class RepulsiveCallback(Callback):
         defined_in = type(pl_module).configure_gradient_clipping.__module__.partition(".")[0]
         is_own = defined_in not in ("lightning", "pytorch_lightning")  # the module may clip by a method of its own
         if not trainer.gradient_clip_val and not is_own:
-            warnings.warn(
+            warn_user(
                 "order='repel-clip' has no effect, because Lightning does not clip here; set gradient_clip_val of the "
-                "Trainer, or pass max_norm=... to the callback",
-                stacklevel=2,
+                "Trainer, or pass max_norm=... to the callback"
             )
 
 
@@ -196,7 +195,7 @@ class MonitorCallback(Callback):
 
 def _assign(groups: Sequence[HeadGroup], optimizers: Sequence[Optimizer]) -> list[tuple[Optimizer, list[HeadGroup]]]:
     """Assign each group to the optimizer that owns it. Unowned groups go to the first, where `repel` reports them."""
-    owned = [{id(p) for entry in optimizer.param_groups for p in entry["params"]} for optimizer in optimizers]
+    owned = [parameter_ids(optimizer) for optimizer in optimizers]
     owners = [
         next((i for i, ids in enumerate(owned) if any(id(p) in ids for p in group.parameters())), None)
         for group in groups

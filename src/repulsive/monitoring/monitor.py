@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Never, Self
@@ -11,9 +10,8 @@ import torch
 from torch import nn
 
 from repulsive.diagnostics.hooks.calling import call, evaluating
-from repulsive.errors import HeadLayoutError, SelectionError, StateError, UnsupportedWeights, check_whole, list_first
+from repulsive.errors import HeadLayoutError, SelectionError, StateError, check_whole, list_first, warn_user
 from repulsive.heads.module_paths import check_model, unwrap
-from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.heads.trace.forward_pass import without_compilation
 from repulsive.monitoring.film_layers import film_layers
 from repulsive.monitoring.history import History
@@ -97,11 +95,6 @@ class HeadMonitor:
         check_model(model)
         if log is not None and not callable(log) and not callable(getattr(log, "log", None)):
             raise SelectionError("log must have a method log(values, step), or be a function that takes the same")
-        if probe is not None and any(map(is_sharded, model.parameters())):
-            raise UnsupportedWeights(
-                "probe: the weights are sharded, and rank 0, which alone runs the model on a probe, would wait for the "
-                "other ranks; leave probe out to measure training passes"
-            )
         self.model, self.every, self._probe = model, every, probe
         self._log: Log | None = getattr(log, "log", log)
         groups, out = find_monitored_heads(model, example_inputs, probe)
@@ -217,7 +210,7 @@ class HeadMonitor:
         self.history.add(measurement)
         self._measured = measurement.step
         for problem in self._detector.observe(measurement):
-            warnings.warn(problem.message, HeadWarning, stacklevel=2)
+            warn_user(problem.message, HeadWarning)
         self._warn_about_missing_values()
         if self._log is not None:
             self._log(measurement.values(), measurement.step)
@@ -233,17 +226,16 @@ class HeadMonitor:
     def _warn_once(self, message: str, key: str = "") -> None:
         if (key or message) not in self._warned:
             self._warned.add(key or message)
-            warnings.warn(message, HeadWarning, stacklevel=3)
+            warn_user(message, HeadWarning)
 
     def _warn_about_missed_passes(self) -> None:
         if self._pass.missed == MISSED:
             module = type(self._recorder.path[-1]).__name__
-            warnings.warn(
+            warn_user(
                 f"the head monitor measured nothing in {MISSED} steps: no training pass called {module} as a module, "
                 "in training mode and with gradients. Call the model itself, or pass a fixed batch: "
                 "HeadMonitor(model, probe=batch)",
                 HeadWarning,
-                stacklevel=3,
             )
 
     # -- pictures -----------------------------------------------------------------------------------------------

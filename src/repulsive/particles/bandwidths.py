@@ -85,11 +85,11 @@ def check(bandwidth: Bandwidth) -> Bandwidth:
             raise RuleError(f"bandwidth={bandwidth!r} is unknown; {hint}choose {sorted(NAMED)}, a number or a callable")
         return bandwidth
     try:
-        number = float(bandwidth)  # also converts numpy and torch scalars
+        number = math.nan if isinstance(bandwidth, bool) else float(bandwidth)  # also converts numpy and torch scalars
     except (TypeError, ValueError, RuntimeError):
         raise RuleError(f"bandwidth={bandwidth!r}: choose one of {sorted(NAMED)}, a number or a callable") from None
     if not (number > 0 and math.isfinite(number)):
-        raise RuleError(f"bandwidth={bandwidth!r} must be positive: it is the h of exp(-d2 / h)")
+        raise RuleError(f"bandwidth={bandwidth!r}: must be a positive number, the h of exp(-d2 / h)")
     return number
 
 

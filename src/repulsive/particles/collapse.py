@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
+
+from repulsive.errors import warn_user
 
 EQUAL_HEADS = (
     "all heads of a group are equal, so repulsion is zero until their own gradients separate them (LoRA starts at "
@@ -32,4 +32,4 @@ def warn_if_equal(theta: Tensor) -> None:
     if theta.device.type != "cpu" or theta.shape[-2] == 1 or torch.compiler.is_compiling():
         return
     if bool((theta == theta[..., :1, :]).flatten(-2).all(-1).any()):
-        warnings.warn(EQUAL_HEADS, CollapsedHeads, stacklevel=3)
+        warn_user(EQUAL_HEADS, CollapsedHeads)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -37,17 +37,22 @@ _SINGLE = torch.finfo(torch.float32).eps
 SINGLE_ERROR, DOUBLE_ERROR = math.sqrt(_SINGLE), 2 * _SINGLE  # 3.5e-4, 2.4e-7
 
 
-@contextmanager
-def full_precision(device: torch.device) -> Iterator[None]:
+def full_precision(device: torch.device) -> AbstractContextManager[None]:
     """Turn autocast and TF32 off: either would round distances to three digits."""
+    return matmul_precision(device, tf32=False)
+
+
+@contextmanager
+def matmul_precision(device: torch.device, *, tf32: bool) -> Iterator[None]:
+    """Turn autocast off, and TF32 on or off."""
     with torch.autocast(device.type, enabled=False):
         if device.type != "cuda":
             yield
             return
-        matmul = torch.backends.cuda.matmul
-        name, exact = ("fp32_precision", "ieee") if hasattr(matmul, "fp32_precision") else ("allow_tf32", False)
+        matmul, mode = torch.backends.cuda.matmul, "tf32" if tf32 else "ieee"
+        name, value = ("fp32_precision", mode) if hasattr(matmul, "fp32_precision") else ("allow_tf32", tf32)
         before = getattr(matmul, name)
-        setattr(matmul, name, exact)
+        setattr(matmul, name, value)
         try:
             yield
         finally:

@@ -72,32 +72,35 @@ class Radial:
     profile: Callable[[Tensor], tuple[Tensor, Tensor]]
 
     def interact(self, gram: Gram, bandwidth: Bandwidth, space: str) -> Interaction:
+        if space != "weights":
+            return self._on_sphere(gram, bandwidth)
+        values, weight, h = self._evaluate(gram.squared_distances, bandwidth, gram.squared_norms.mean(-1))
+        return Interaction(values, 2 * (torch.diag_embed(weight.sum(-1)) - weight), h)
+
+    def _on_sphere(self, gram: Gram, bandwidth: Bandwidth) -> Interaction:
         d2, norms2 = gram.squared_distances, gram.squared_norms  # [..., M, M], [..., M]
-        scale2 = norms2.mean(-1)
-        if space == "sphere":
-            zero = _are_zero(norms2)
-            norms = torch.where(zero, torch.ones_like(norms2), norms2).sqrt()
-            outer = norms.unsqueeze(-1) * norms.unsqueeze(-2)
-            # |u_i - u_j|^2 from d2, not from 2 - 2 cos, which loses its digits for nearly equal heads.
-            d2 = ((d2 - (norms.unsqueeze(-1) - norms.unsqueeze(-2)).square()) / outer).clamp(min=0)
-            one_zero = zero.unsqueeze(-1) != zero.unsqueeze(-2)  # their distance is 1
-            any_zero = zero.unsqueeze(-1) | zero.unsqueeze(-2)
-            d2 = torch.where(any_zero, one_zero.to(d2), d2)
-            scale2 = torch.full_like(scale2, max(1.0, gram.resolution / bandwidths.FLOOR) ** 2)
+        zero = _are_zero(norms2)
+        norms = torch.where(zero, torch.ones_like(norms2), norms2).sqrt()
+        outer = norms.unsqueeze(-1) * norms.unsqueeze(-2)
+        # |u_i - u_j|^2 from d2, not from 2 - 2 cos, which loses its digits for nearly equal heads.
+        d2 = ((d2 - (norms.unsqueeze(-1) - norms.unsqueeze(-2)).square()) / outer).clamp(min=0)
+        one_zero = zero.unsqueeze(-1) != zero.unsqueeze(-2)  # their distance is 1
+        any_zero = zero.unsqueeze(-1) | zero.unsqueeze(-2)
+        d2 = torch.where(any_zero, one_zero.to(d2), d2)
+        scale2 = torch.full_like(norms2[..., 0], max(1.0, gram.resolution / bandwidths.FLOOR) ** 2)
+        values, weight, h = self._evaluate(d2, bandwidth, scale2)
+        weight = torch.where(any_zero, torch.zeros_like(weight), weight)
+        own = (2 * weight * (1 - d2 / 2)).sum(-1) / norms.square()  # 1 - d2 / 2 is the cosine
+        return Interaction(values, torch.diag_embed(own) - 2 * weight / outer, h)
+
+    def _evaluate(self, d2: Tensor, bandwidth: Bandwidth, scale2: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute K and w [..., M, M], with zeros on the diagonal of w, and h [...]; `scale2` as in `resolve`."""
         h = bandwidths.resolve(bandwidth, d2, scale2)
         all_zero = (h == 0)[..., None, None]  # all particles are zero: there is no force
         safe = torch.where(all_zero, torch.ones_like(d2), h[..., None, None])
         values, slope = self.profile(d2 / safe)
-        weight = torch.where(all_zero, torch.zeros_like(d2), slope / safe)  # w [..., M, M]
-        weight = weight - torch.diag_embed(weight.diagonal(dim1=-2, dim2=-1))  # no force of a head on itself
-        if space == "weights":
-            repulsion = 2 * (torch.diag_embed(weight.sum(-1)) - weight)
-        else:
-            weight = torch.where(any_zero, torch.zeros_like(weight), weight)
-            cosine = 1 - d2 / 2
-            own = (2 * weight * cosine).sum(-1) / norms.square()
-            repulsion = torch.diag_embed(own) - 2 * weight / outer
-        return Interaction(values, repulsion, h)
+        weight = torch.where(all_zero, torch.zeros_like(d2), slope / safe)
+        return values, weight - torch.diag_embed(weight.diagonal(dim1=-2, dim2=-1)), h
 
 
 def _rbf(ratio: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,21 +128,15 @@ class Cosine:
     name: str = "cosine"
 
     def interact(self, gram: Gram, bandwidth: Bandwidth, space: str) -> Interaction:
-        norms2 = gram.squared_norms  # [..., M]
-        zero = _are_zero(norms2)
-        norms = torch.where(zero, torch.ones_like(norms2), norms2).sqrt()
-        inverse = torch.where(zero, torch.zeros_like(norms), 1 / norms)
-        pair = inverse.unsqueeze(-1) * inverse.unsqueeze(-2)  # [..., M, M]
-        cosine = gram.inner * pair
-        off = 1 - torch.eye(norms.shape[-1], dtype=norms.dtype, device=norms.device)
+        inverse, pair, cosine = _cosines(gram)
+        eye = torch.eye(cosine.shape[-1], dtype=cosine.dtype, device=cosine.device)
+        off = 1 - eye
         if space == "weights":
             own = (off * pair).sum(-1)
             repulsion = torch.diag_embed(own) - off * cosine * inverse.square().unsqueeze(-2)
         else:
-            own = (off * cosine).sum(-1) * inverse.square()
-            repulsion = torch.diag_embed(own) - off * pair
-        values = off * cosine + torch.eye(norms.shape[-1], dtype=norms.dtype, device=norms.device)
-        return Interaction(values, repulsion, torch.full_like(norms[..., 0], torch.nan))
+            repulsion = _along_sphere(off, inverse, pair, cosine)
+        return Interaction(off * cosine + eye, repulsion, torch.full_like(inverse[..., 0], torch.nan))
 
 
 @dataclass(frozen=True)
@@ -160,24 +157,23 @@ class Hinge:
     name: str = "hinge"
 
     def __post_init__(self) -> None:
-        if not 0 <= self.threshold < 1:
-            raise RuleError(f"Hinge(threshold={self.threshold!r}): must be at least 0 and below 1")
+        try:
+            is_valid = bool(0 <= self.threshold < 1)
+        except TypeError:
+            is_valid = False
+        if not is_valid:
+            raise RuleError(f"Hinge(threshold={self.threshold!r}): must be a number, at least 0 and below 1")
 
     def interact(self, gram: Gram, bandwidth: Bandwidth, space: str) -> Interaction:
         if space == "weights":
             raise RuleError("kernel='hinge' compares directions: choose space='sphere' or space='logits'")
-        norms2 = gram.squared_norms  # [..., M]
-        zero = _are_zero(norms2)
-        inverse = torch.where(zero, 0, 1 / torch.where(zero, 1, norms2).sqrt())
-        pair = inverse.unsqueeze(-1) * inverse.unsqueeze(-2)  # [..., M, M]
-        cosine = gram.inner * pair
-        off = 1 - torch.eye(norms2.shape[-1], dtype=norms2.dtype, device=norms2.device)
+        inverse, pair, cosine = _cosines(gram)
+        off = 1 - torch.eye(cosine.shape[-1], dtype=cosine.dtype, device=cosine.device)
         # Products instead of torch.where: zero times NaN is NaN, so a NaN in a head is not hidden.
         near = off * (cosine > self.threshold)
-        own = (near * cosine).sum(-1) * inverse.square()
-        repulsion = torch.diag_embed(own) - near * pair
         values = (cosine - self.threshold).clamp(min=0)
-        return Interaction(values, repulsion, torch.full_like(norms2[..., 0], torch.nan))
+        repulsion = _along_sphere(near, inverse, pair, cosine)
+        return Interaction(values, repulsion, torch.full_like(inverse[..., 0], torch.nan))
 
 
 @dataclass(frozen=True)
@@ -231,7 +227,7 @@ def resolve(kernel: AnyKernel) -> Kernel | Differentiable:
     """Resolve a kernel setting: look up a name, wrap a plain callable, and return a kernel unchanged.
 
     Raises:
-        RuleError: the name is unknown, or the setting is neither a name, a kernel nor a callable.
+        RuleError: the name is unknown, or the setting is neither a name, a kernel nor a callable; a class is not.
     """
     if isinstance(kernel, str):
         if kernel not in NAMED:
@@ -239,6 +235,8 @@ def resolve(kernel: AnyKernel) -> Kernel | Differentiable:
             known = sorted(NAMED)
             raise RuleError(f"kernel={kernel!r} is unknown; {hint}choose one of {known} or give a callable k(x, y)")
         return NAMED[kernel]
+    if isinstance(kernel, type):
+        raise RuleError(f"kernel={kernel.__name__}: expected a kernel, got a class; write {kernel.__name__}(...)")
     if isinstance(kernel, Differentiable | Kernel):
         return kernel
     if callable(kernel):
@@ -249,6 +247,21 @@ def resolve(kernel: AnyKernel) -> Kernel | Differentiable:
 def _are_zero(norms2: Tensor) -> Tensor:
     """Find heads that count as zero, as a mask [..., M], from squared norms that contain rounding errors."""
     return norms2 <= SHORTEST**2 * norms2.mean(-1, keepdim=True).clamp(min=0)
+
+
+def _cosines(gram: Gram) -> tuple[Tensor, Tensor, Tensor]:
+    """Return 1 / |theta_i| [..., M], 1 / (|theta_i| |theta_j|) and cosines [..., M, M]; all are 0 for a zero head."""
+    norms2 = gram.squared_norms  # [..., M]
+    zero = _are_zero(norms2)
+    inverse = torch.where(zero, 0, 1 / torch.where(zero, 1, norms2).sqrt())
+    pair = inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
+    return inverse, pair, gram.inner * pair
+
+
+def _along_sphere(chosen: Tensor, inverse: Tensor, pair: Tensor, cosine: Tensor) -> Tensor:
+    """Compute R of the cosine on the sphere over the chosen pairs, [..., M, M]; the others are as in `_cosines`."""
+    own = (chosen * cosine).sum(-1) * inverse.square()
+    return torch.diag_embed(own) - chosen * pair
 
 
 def _without_rounding(slope: Tensor, theta: Tensor, row: Tensor) -> Tensor:

@@ -33,7 +33,11 @@ class Gaussian:
     def __post_init__(self) -> None:
         for name in ("std", "num_data"):
             value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
+            try:
+                is_valid = bool(value > 0) and math.isfinite(value) and not isinstance(value, bool)
+            except TypeError:
+                is_valid = False
+            if not is_valid:
                 raise RuleError(f"Gaussian({name}={value!r}): must be a positive number")
 
     @property

@@ -90,6 +90,12 @@ def _check_logit_settings(rule: Any) -> None:
 def _check_weight(rule: Any) -> None:
     """Check alpha, and that a ratio is given only with alpha="auto"."""
     name, alpha, ratio = _name(rule), rule.alpha, rule.ratio
+    for setting, value in (("alpha", alpha), ("ratio", ratio)):
+        if isinstance(value, type):
+            kind = value.__name__
+            raise RuleError(
+                f"{name}({setting}={kind}): expected a number or a schedule, got a class; write {kind}(...)"
+            )
     if isinstance(alpha, str):
         if alpha != "auto":
             raise RuleError(f"{name}(alpha={alpha!r}): must be a number, a schedule or 'auto'")

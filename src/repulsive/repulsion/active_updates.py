@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from repulsive.errors import UnsupportedWeights
+from repulsive.errors import UnsupportedWeights, warn_user
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.backends.choose import Update
@@ -18,6 +17,7 @@ from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.measured import Measured
 from repulsive.repulsion.optimizers import has_nothing_to_follow, only_initialises_state
 from repulsive.repulsion.parameter_lookup import ParameterLookup, are_same
+from repulsive.repulsion.trained_groups import parameter_ids
 
 
 class AnyUpdate(Protocol):
@@ -88,12 +88,13 @@ class ActiveUpdates:
             return False
         is_trained = any(not is_idle(group) for group in self.groups)
         if warns and not is_trained:
-            self._warn_of_no_gradients(stacklevel=8)
+            self._warn_of_no_gradients()
         return is_trained
 
     def reset(self, seed: int) -> None:
-        """Drop all updates and start with another seed."""
+        """Drop all updates and counts, and start with another seed."""
         self._seed = seed
+        self.skipped = dict.fromkeys(self.skipped, 0)
         self._updates.clear()
         self.current = None
 
@@ -121,7 +122,7 @@ class ActiveUpdates:
                     active.append(group)
             names = tuple(group.name for group in active) if len(active) < len(self.groups) else names
             if not names:
-                self._warn_of_no_gradients(stacklevel=9)
+                self._warn_of_no_gradients()
         if names and names not in self._updates:
             if len(self._updates) >= _MOST_UPDATES and not self._was_captured:  # for example with random layer dropout
                 del self._updates[next(key for key in self._updates if key != self._names)]
@@ -136,7 +137,7 @@ class ActiveUpdates:
         tensors = [parameters, *(entry["params"] for entry in optimizer.param_groups)]
         if dims == self._dims and are_same(tensors, self._accepted):
             return
-        owned = {id(p) for entry in optimizer.param_groups for p in entry["params"]}
+        owned = parameter_ids(optimizer)
         for part, parameter, before in zip(self._lookup.parts, parameters, self._dims, strict=True):
             if parameter.ndim != before:
                 raise UnsupportedWeights(
@@ -152,13 +153,12 @@ class ActiveUpdates:
                 )
         self._accepted = [[*some] for some in tensors]
 
-    def _warn_of_no_gradients(self, stacklevel: int) -> None:
+    def _warn_of_no_gradients(self) -> None:
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(
+            warn_user(
                 "no selected head had a gradient in this optimizer step, so no head was repelled. Were layers frozen "
-                "or replaced (by adapters, for example) after repel?",
-                stacklevel=stacklevel,
+                "or replaced (by adapters, for example) after repel?"
             )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import sys
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Never, cast
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from repulsive.errors import OptimizerError
+from repulsive.errors import OptimizerError, warn_user
 from repulsive.heads import find_heads
 from repulsive.heads.discover import Layout, left_out
 from repulsive.heads.layout import HeadGroup
@@ -32,7 +31,7 @@ from repulsive.repulsion.logits.repulsion import LogitRepulsion
 from repulsive.repulsion.noise_place import choose_noise_place, window_warning
 from repulsive.repulsion.settings import ForcePlace, NoisePlace, Order, Settings
 from repulsive.repulsion.step_force import choose_place
-from repulsive.repulsion.trained_groups import split_trained
+from repulsive.repulsion.trained_groups import parameter_ids, split_trained
 
 
 def repel(
@@ -161,14 +160,14 @@ def repel(
         refuse_unproved(model, trained, example_inputs)
     noise_place = choose_noise_place(settings.noise_in, chosen, chain)
     if alone := checks.single_heads(chosen, trained, given):
-        warnings.warn(alone, stacklevel=2)
+        warn_user(alone)
     if short := window_warning(noise_place, chosen, trained, inner):
-        warnings.warn(short, stacklevel=2)
+        warn_user(short)
     for warning in scale_warnings(chosen, trained, inner):
-        warnings.warn(warning, stacklevel=2)
+        warn_user(warning)
     place, advice = choose_place(settings.force_in, chosen, trained, inner)
     if advice:
-        warnings.warn(advice, stacklevel=2)
+        warn_user(advice)
     settings = replace(settings, force_in=place, noise_in=noise_place)
     logits = None
     if chosen is not None and chosen.reads_tokens:
@@ -228,7 +227,7 @@ def _wrapped_optimizer(outer: Any) -> Optimizer | None:
         return named
     own = {id(p) for entry in getattr(outer, "param_groups", ()) for p in entry["params"]}
     held = {id(value): value for value in getattr(outer, "__dict__", {}).values() if isinstance(value, Optimizer)}
-    whole = [one for one in held.values() if own <= {id(p) for entry in one.param_groups for p in entry["params"]}]
+    whole = [one for one in held.values() if own <= parameter_ids(one)]
     return whole[0] if len(whole) == 1 else None
 
 

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
+from repulsive.repulsion.trained_groups import entries_with_heads
 
 _LARGE_EPS = 1e-4  # relative to the factor on the gradient: from here on eps is not small beside most gradients
 _MUCH_SMALLER = 0.5  # warn about factors below this one
@@ -44,8 +45,7 @@ def scale_warnings(rule: Rule | None, groups: Sequence[HeadGroup], optimizer: Op
     if rule is None or factor is None or isinstance(rule.stepsize, str):  # "heads" keeps the size of gradients
         return
     neutral = rule.stepsize / factor  # the stepsize that keeps the size of gradients
-    owned = {id(parameter) for group in groups for parameter in group.parameters()}
-    entries = [entry for entry in optimizer.param_groups if any(id(p) in owned for p in entry["params"])]
+    entries = entries_with_heads(optimizer, groups)
     eps = _largest(entries, "eps")
     if eps and eps >= _LARGE_EPS * factor:
         yield (

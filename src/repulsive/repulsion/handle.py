@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from repulsive.errors import OptimizerError, StateError
+from repulsive.errors import OptimizerError, StateError, warn_user
 from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
@@ -124,7 +124,7 @@ class Handle:
         Warns if no step was taken with it, or if repulsion was stronger than the loss; see `warn_of_strength`.
         """
         if self._hooks.was_registered and self.steps == 0:
-            warnings.warn("repulsion was attached, but the optimizer never took a step with it", stacklevel=2)
+            warn_user("repulsion was attached, but the optimizer never took a step with it")
         self.warn_of_strength()
         self._hooks.remove()
         if self._logits is not None:
@@ -207,7 +207,7 @@ class Handle:
         return self._measurements.report(self._updates.skipped)
 
     def first_report(self) -> list[GroupReport]:
-        """Return the first measurement of each group since this handle was created."""
+        """Return the first measurement of each group since this handle was created or a state was loaded."""
         return self._measurements.first_report(self._updates.skipped)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
@@ -282,21 +282,22 @@ class Handle:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a saved state, and attach again if the optimizer has lost its hooks.
+        """Restore a saved state, and attach again if the optimizer has lost its hooks. Measurements start anew.
 
         Raises:
             StateError: the state has another format, or belongs to other groups.
         """
         check_state(state, self.groups)
         if (saved := differing_rule(state, self.rule)) is not None:
-            warnings.warn(f"resuming with {rule_text(self.rule)}, but the state was made with {saved}", stacklevel=2)
+            warn_user(f"resuming with {rule_text(self.rule)}, but the state was made with {saved}")
         self.settings = replace(self.settings, seed=int(state["seed"]))
         self._updates.reset(self.settings.seed)
         self.steps = int(state["steps"])
-        if (start := state.get("start")) is not None:  # older states do not have it
-            self._start = Overview.from_state(start)
+        self._measurements.reset()
+        start = state.get("start")  # older states do not have it
+        self._start = None if start is None else Overview.from_state(start)
         if self._logits is not None:
-            self._logits.load(state.get("forces", {}), self.steps)
+            self._logits.load(state.get("forces", {}), self.steps, self.settings.seed)
         self._hooks.reset()
         self.attach()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from repulsive.errors import RepulsiveError
+from repulsive.errors import RepulsiveError, warn_user
 from repulsive.heads import find_heads
 from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
@@ -61,10 +60,9 @@ class LateHeads:
         if joined := [*newly_trained(self._untrained, self._optimizer), *self._new_heads(repelled)]:
             self._has_warned = True
             were, train = ("was", "trains") if len(joined) == 1 else ("were", "train")
-            warnings.warn(
+            warn_user(
                 f"{count_of(len(joined), 'group')} of heads {were} unfrozen or added to the optimizer after repel, and "
-                f"{train} without repulsion: {', '.join(joined[:6])}. Call handle.remove(), then repel again",
-                stacklevel=6,
+                f"{train} without repulsion: {', '.join(joined[:6])}. Call handle.remove(), then repel again"
             )
 
     def _current_state(self) -> tuple[int, list[bool]]:

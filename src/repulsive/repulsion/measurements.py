@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from repulsive.errors import warn_user
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.collapse import EQUAL_COSINE, EQUAL_HEADS, EQUAL_PAIR, CollapsedHeads
 from repulsive.particles.rule import Rule
@@ -62,6 +62,10 @@ class Measurements:
     def __init__(self, groups: Sequence[HeadGroup], rule: Rule | None) -> None:
         self._groups = groups
         self._rule = rule
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all measurements, and the warnings that were given about them."""
         self._strength, self._growth = StrengthMonitor(), GrowthMonitor()
         self._first: dict[str, Measured] = {}
         self._last: dict[str, Measured] = {}
@@ -117,31 +121,29 @@ class Measurements:
             steps: number of optimizer steps of the training.
         """
         if (ratio := self._strength.finish()) is not None:
-            self._warn_of_strength(ratio, steps, stacklevel=5)
+            self._warn_of_strength(ratio, steps)
 
     def _check_strength(self, measured: Sequence[Measured], step: int) -> None:
         if (ratio := self._strength.observe(step, measured)) is not None:
-            self._warn_of_strength(ratio, step, stacklevel=9)
+            self._warn_of_strength(ratio, step)
 
     def _check_growth(self, measured: Sequence[Measured], step: int) -> None:
         rule = self._rule
         if not isinstance(rule, SVGD) or rule.space != "weights" or rule.alpha == 0:
             return  # other rules do not push heads apart in the space of weights
         if (growth := self._growth.observe(measured)) is not None:
-            warnings.warn(
+            warn_user(
                 f"step {step}: heads are {growth:.1f} times as far apart as at the first measurement. Repulsion "
                 "between weights can make them grow without end, which cost a Transformer 33 BLEU in long training. "
-                "Choose rule='sphere', the default, which keeps their norms, or compare with plain training",
-                stacklevel=8,
+                "Choose rule='sphere', the default, which keeps their norms, or compare with plain training"
             )
 
-    def _warn_of_strength(self, ratio: float, step: int, *, stacklevel: int) -> None:
+    def _warn_of_strength(self, ratio: float, step: int) -> None:
         holds_ratio = self._rule is not None and self._rule.holds_ratio
         other = "a smaller alpha, or rule='recommended', which holds the ratio at 0.01"
-        warnings.warn(
+        warn_user(
             f"step {step}: repulsion is stronger than the loss. |repulsion| / |drive|, the median over groups and the "
-            f"last measurements, is {ratio:.3g}. Choose {'a smaller ratio' if holds_ratio else other}",
-            stacklevel=stacklevel,
+            f"last measurements, is {ratio:.3g}. Choose {'a smaller ratio' if holds_ratio else other}"
         )
 
     def _warn_of_equal_heads(self, measured: Sequence[Measured]) -> None:
@@ -158,7 +160,7 @@ class Measurements:
                 some_equal.append(name)
         for names, text in ((all_equal, EQUAL_HEADS), (some_equal, EQUAL_PAIR)):
             if names:
-                warnings.warn(f"{', '.join(names[:6])}: {text}", CollapsedHeads, stacklevel=8)
+                warn_user(f"{', '.join(names[:6])}: {text}", CollapsedHeads)
 
 
 def per_step(measured: Sequence[Measured], steps: int) -> list[Measured]:

@@ -14,6 +14,7 @@ from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.optimizer_noise import RESPONSES, response_of
 from repulsive.repulsion.settings import NoisePlace
+from repulsive.repulsion.trained_groups import entries_with_heads
 
 SHORT_WINDOW = 100  # steps; RMSprop averages squared gradients over so many by default
 
@@ -107,8 +108,7 @@ def window_warning(place: NoisePlace, rule: Rule | None, groups: Sequence[HeadGr
     """
     if place != "optimizer" or rule is None or not rule.has_noise or isinstance(optimizer, torch.optim.SGD):
         return ""
-    heads = {id(parameter) for group in groups for parameter in group.parameters()}
-    entries = [entry for entry in optimizer.param_groups if any(id(p) in heads for p in entry["params"])]
+    entries = entries_with_heads(optimizer, groups)
     name = "alpha" if isinstance(optimizer, torch.optim.RMSprop) else "beta2"
     decay = min(float(entry["alpha"] if name == "alpha" else entry["betas"][1]) for entry in entries)
     window = round(1 / (1 - decay))

@@ -33,6 +33,7 @@ from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.measured import ALPHA, DRIVE, REPULSION, Columns, Measured
 from repulsive.repulsion.optimizers import has_nothing_to_follow
 from repulsive.repulsion.settings import ForcePlace
+from repulsive.repulsion.trained_groups import entries_with_heads
 
 # A ratio in the gradient, and what Muon makes of it in one step, and in steps with their momentum (results/optimizers).
 IN_GRADIENT, IN_ONE_STEP, IN_STEPS = 0.03, 0.1, 0.7
@@ -201,6 +202,4 @@ def orthogonalises(optimizer: Optimizer, groups: Sequence[HeadGroup]) -> bool:
     """
     if not any("muon" in kind.__name__.lower() for kind in type(optimizer).__mro__):
         return False
-    heads = {id(parameter) for group in groups for parameter in group.parameters()}
-    entries = [entry for entry in optimizer.param_groups if any(id(p) in heads for p in entry["params"])]
-    return any(entry.get("use_muon", True) for entry in entries)
+    return any(entry.get("use_muon", True) for entry in entries_with_heads(optimizer, groups))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
-from repulsive.errors import OptimizerError, UnsupportedWeights, list_first
+from repulsive.errors import OptimizerError, UnsupportedWeights, list_first, warn_user
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.repulsion.sharding.shard_layout import check_placement
@@ -37,8 +37,7 @@ def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[li
     if not trained:
         raise OptimizerError(f"the optimizer trains none of the selected heads: {shown}. {_remedy(reasons)}")
     if reasons:
-        message = f"{len(reasons)} of {len(groups)} groups of heads are left out: {shown}"
-        warnings.warn(message, stacklevel=3)
+        warn_user(f"{len(reasons)} of {len(groups)} groups of heads are left out: {shown}")
     return trained, others
 
 
@@ -57,6 +56,12 @@ def newly_trained(others: Sequence[HeadGroup], optimizer: Optimizer) -> list[str
 def parameter_ids(optimizer: Optimizer) -> set[int]:
     """Return the ids of all parameters of an optimizer."""
     return {id(p) for entry in optimizer.param_groups for p in entry["params"]}
+
+
+def entries_with_heads(optimizer: Optimizer, groups: Sequence[HeadGroup]) -> list[dict[str, Any]]:
+    """Return the entries of `optimizer.param_groups` that train heads."""
+    heads = {id(parameter) for group in groups for parameter in group.parameters()}
+    return [entry for entry in optimizer.param_groups if any(id(p) in heads for p in entry["params"])]
 
 
 def _place(parameter: Tensor) -> str:

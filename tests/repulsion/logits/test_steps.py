@@ -208,6 +208,20 @@ def test_a_step_without_tokens_warns_once():
         train(model, optimizer, range(1))
 
 
+def test_a_resumed_run_samples_the_positions_of_the_saved_seed():
+    rule = SVGD(alpha=0.05, space="logits", tokens=16, every=1)
+    model, optimizer, handle = make(rule)
+    train(model, optimizer, range(2))
+    saved = copy.deepcopy((model.state_dict(), optimizer.state_dict(), handle.state_dict()))
+    expected = train(model, optimizer, range(2, 4))
+    again, optimizer, _ = make(None)
+    handle = repel(again, optimizer, rule, seed=7, verbose=False, allow_unproved=True)
+    again.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    handle.load_state_dict(saved[2])
+    assert torch.equal(train(again, optimizer, range(2, 4)), expected)
+
+
 @pytest.mark.parametrize("stop", [2, 3, 5])
 def test_resuming_gives_identical_weights(stop):
     expected = train(*make(SVGD(alpha=0.05, space="logits", tokens=64, every=4))[:2], range(8))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from torch import nn
 
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
-from repulsive.errors import NoHeadsFound, list_first
+from repulsive.errors import NoHeadsFound, list_first, warn_user
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import clean, module_of, unwrap
 
@@ -77,7 +76,7 @@ def tied_message(model: nn.Module, groups: Sequence[HeadGroup]) -> str:
     )
 
 
-def warn_about_guesses(groups: Sequence[HeadGroup], stacklevel: int) -> None:
+def warn_about_guesses(groups: Sequence[HeadGroup]) -> None:
     """Warn if the rows of some heads are a guess from names and shapes."""
     if message := guess_message(groups):
-        warnings.warn(message, stacklevel=stacklevel + 1)
+        warn_user(message)

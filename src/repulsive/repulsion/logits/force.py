@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from repulsive.particles.gram import compute_dtype, full_precision
+from repulsive.particles.gram import compute_dtype, matmul_precision
 from repulsive.particles.logits import Circuits, centre_keys, cosines, function_gram, mean_and_largest
 from repulsive.particles.rule import mean_distance
 from repulsive.particles.svgd import SVGD
@@ -271,19 +271,6 @@ def rounding_of(tokens: Tensor) -> float:
     return 32 * torch.finfo(compute_dtype(tokens)).eps
 
 
-@contextmanager
-def _precision(tokens: Tensor) -> Iterator[None]:
+def _precision(tokens: Tensor) -> AbstractContextManager[None]:
     """Use TF32 for half-precision tokens, which have only three digits; use full precision for other tokens."""
-    if tokens.device.type != "cuda" or tokens.dtype not in (torch.float16, torch.bfloat16):
-        with full_precision(tokens.device):
-            yield
-        return
-    matmul = torch.backends.cuda.matmul
-    name, fast = ("fp32_precision", "tf32") if hasattr(matmul, "fp32_precision") else ("allow_tf32", True)
-    original = getattr(matmul, name)
-    setattr(matmul, name, fast)
-    try:
-        with torch.autocast("cuda", enabled=False):
-            yield
-    finally:
-        setattr(matmul, name, original)
+    return matmul_precision(tokens.device, tf32=tokens.dtype in (torch.float16, torch.bfloat16))

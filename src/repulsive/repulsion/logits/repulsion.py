@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from repulsive.errors import warn_user
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.cuda_graphs import is_capturing
@@ -150,10 +150,9 @@ class LogitRepulsion:
                 remedy = (
                     f"{name} ran, but did not call its projections as modules: choose space='sphere' for this model"
                 )
-            warnings.warn(
+            warn_user(
                 "space='logits': no tokens were seen before this optimizer step, so heads were not repelled. " + remedy,
                 NoTokensWarning,
-                stacklevel=9,
             )
 
     def _warn_of_missed_layers(self, samples: Mapping[tuple[int, str], Sample]) -> None:
@@ -172,11 +171,10 @@ class LogitRepulsion:
                 names.append(layer.name)
         if names:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"space='logits': {len(names)} of {len(self.layers)} layers gave no tokens, so their heads were not "
                 f"repelled: {', '.join(names[:6])}. A layer gives tokens only in training mode (layer.train()), with "
-                "gradients, and if the model calls its projections as modules; exclude others with match=...",
-                stacklevel=9,
+                "gradients, and if the model calls its projections as modules; exclude others with match=..."
             )
 
     # -- saving -------------------------------------------------------------------------------------------------
@@ -195,8 +193,16 @@ class LogitRepulsion:
             forces[self.layers[number].name] = [*tensors, numbers]
         return forces
 
-    def load(self, state: Mapping[str, Any], step: int) -> None:
-        """Continue with saved forces; if there are none, the next step computes new forces."""
+    def load(self, state: Mapping[str, Any], step: int, seed: int) -> None:
+        """Continue with saved forces; if there are none, the next step computes new forces.
+
+        Args:
+            state: the result of `state`.
+            step: number of optimizer steps taken.
+            seed: seed of the sampled positions.
+        """
+        self.sampler.clear()
+        self.sampler.taken.seed = seed
         self.held = {}
         for number, layer in enumerate(self.layers):
             tensors = list(state.get(layer.name, ()))

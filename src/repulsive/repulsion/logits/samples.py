@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from repulsive.errors import RuleError
+from repulsive.errors import RuleError, warn_user
 from repulsive.heads.layout import as_slice, whole_tensor
 from repulsive.heads.sharded_tensors import is_sharded
 from repulsive.repulsion.cuda_graphs import is_capturing
@@ -231,7 +230,7 @@ class Samples:
         lengths = at.weights.new_zeros(at.count).index_add_(0, at.sequences, at.weights)  # [S]
         if (longest := int(lengths.max())) < 2:
             self._warned = True
-            warnings.warn(f"{projection.group.name}: {_NO_PAIRS[longest]}", stacklevel=2)
+            warn_user(f"{projection.group.name}: {_NO_PAIRS[longest]}")
 
     def _check(self, projection: Projection, given: Tensor, outputs: Tensor) -> None:
         """Check on the first sample that the module multiplies its input by the weight that receives the force.
