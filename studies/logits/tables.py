@@ -15,6 +15,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from studies.dark_figures import follow_color_scheme
+
 from repulsive.metrics import student
 from repulsive.safety.markdown import format_table
 
@@ -39,17 +41,6 @@ ARM_COLORS = {
     "attraction 0.1": "#b5443c",
     "wrong partner 0.1": "#c08a1e",
     "first tenth of training": "#3b6fb6",
-}
-PAINT = ("fill", "stroke")
-DARK = {  # colours of the figures -> on a dark page, those of the other pictures of the site
-    "#ffffff": "#23262f",
-    "#000000": "#f0f0f0",
-    "#444444": "#d0d3da",
-    "#777777": "#9aa0ae",
-    "#0b7a75": "#4db6ac",
-    "#b5443c": "#ff8a65",
-    "#c08a1e": "#e0b04c",
-    "#3b6fb6": "#8ab4f8",
 }
 FAVOURITES = ("repulsion 0.1", "attraction 0.1", "wrong partner 0.1", "QK-norm", "10 % more steps")
 
@@ -177,7 +168,7 @@ def _draw_differences(table: Table, path: Path) -> None:
     axes.set_title("green: heads of a layer repel in their logits; grey: other changes", fontsize=8)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
-    _follow_color_scheme(path)
+    follow_color_scheme(path)
 
 
 def _draw_training(experiments: dict[str, Table], path: Path) -> None:
@@ -218,18 +209,7 @@ def _draw_training(experiments: dict[str, Table], path: Path) -> None:
         one.grid(alpha=0.3)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
-    _follow_color_scheme(path)
-
-
-def _follow_color_scheme(path: Path) -> None:
-    """Give a figure of Matplotlib dark colours where the reader prefers a dark page."""
-    rules = [
-        f'[style*="{name}: {light}"] {{ {name}: {dark} !important }}' for light, dark in DARK.items() for name in PAINT
-    ]
-    lines = ["@media (prefers-color-scheme: dark) {", f"svg {{ fill: {DARK['#000000']} }}", *rules, "}"]
-    svg = path.read_text(encoding="utf-8")
-    head, tag, rest = svg.partition("<defs>")
-    path.write_text(head + "<style>\n" + "\n".join(lines) + "\n</style>\n " + tag + rest, encoding="utf-8")
+    follow_color_scheme(path)
 
 
 def _similarity(row: Row) -> dict[int, float]:
