@@ -21,6 +21,8 @@ WIDE = ("replication.md", "replication-details.md")  # pages whose tables need t
 
 LINK = re.compile(r"(!?\[[^\]]*\])\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 FENCE = re.compile(r"(^ *```.*?^ *```[^\n]*$)", re.M | re.S)
+INTERVAL = re.compile(r"(?<=[ >])\[[+-]?\d[^\[\]<>]*, [^\[\]<>]*\]")
+CELL = re.compile(r"<td[^>]*>.*?</td>", re.S)
 MATH = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.S)
 
 
@@ -127,11 +129,12 @@ def on_post_page(output: str, page: Any, config: Any) -> str:
     return output.replace('role="dialog"', 'role="dialog" aria-label="Search"', 1)
 
 
-# -- formulas -------------------------------------------------------------------------------------------------------
+# -- tables and formulas --------------------------------------------------------------------------------------------
 
 
 def on_page_content(content: str, page: Any, config: Any, files: Files) -> str:
-    """Convert formulas to MathML, which browsers render without scripts or fonts."""
+    """Convert formulas to MathML, which browsers render without scripts or fonts, and mark intervals in tables."""
+    content = CELL.sub(lambda cell: INTERVAL.sub(r'<span class="interval">\g<0></span>', cell[0]), content)
     return MATH.sub(lambda match: _mathml(match["tex"], match["tag"] == "div"), content)
 
 

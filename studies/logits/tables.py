@@ -15,6 +15,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from studies.dark_figures import follow_color_scheme
+
 from repulsive.metrics import student
 from repulsive.safety.markdown import format_table
 
@@ -166,6 +168,7 @@ def _draw_differences(table: Table, path: Path) -> None:
     axes.set_title("green: heads of a layer repel in their logits; grey: other changes", fontsize=8)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+    follow_color_scheme(path)
 
 
 def _draw_training(experiments: dict[str, Table], path: Path) -> None:
@@ -206,6 +209,7 @@ def _draw_training(experiments: dict[str, Table], path: Path) -> None:
         one.grid(alpha=0.3)
     figure.savefig(path, metadata={"Date": None})
     pyplot.close(figure)
+    follow_color_scheme(path)
 
 
 def _similarity(row: Row) -> dict[int, float]:

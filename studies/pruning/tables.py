@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from studies.dark_figures import follow_color_scheme
 
 from repulsive.diagnostics.loading.model import LoadedModel
 from repulsive.pages.figures.write import check_matplotlib
@@ -162,6 +163,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, metadata={"Date": None})
         pyplot.close(figure)
+    follow_color_scheme(path)
 
 
 def count_tokens(batch: dict[str, Any]) -> int:

@@ -86,7 +86,7 @@ def test_the_errors_by_number_of_heads():
         few = [error for heads, error in means["accuracy"][arm].items() if heads <= last]
         many = [error for heads, error in means["accuracy"][arm].items() if heads > last]
         assert max(few) - min(few) < 0.2 and min(many) > max(few)
-    page = (ROOT / "docs" / "replication-details.md").read_text(encoding="utf-8")
+    page = " ".join((ROOT / "docs" / "replication-details.md").read_text(encoding="utf-8").split())
     cosine, plain, svgd = (means["nll"][arm] for arm in ("cosine-smoothing", "ma", "svgd"))
     assert f"stays between {min(cosine.values()):.3f} and {max(cosine.values()):.3f} from 5 to 40" in page
     assert f"rises from {plain[5]:.3f} to {plain[40]:.3f}" in page and f"rises to {svgd[40]:.3f}" in page
