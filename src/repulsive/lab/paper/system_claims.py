@@ -125,7 +125,7 @@ ROWS: tuple[Judge, ...] = (
         translation,
         file="translation/paper_settings.json",
         row="recommended (sphere)",
-        name="Europarl, paper's size, on the sphere",
+        name="Paper's size, sphere",
         data="160K pairs, not IWSLT14, 39,808 updates, 2 seeds",
     ),
     partial(
