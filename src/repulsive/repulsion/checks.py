@@ -105,8 +105,9 @@ def resolve_rule(rule: object) -> Rule | None:
         return rule
     hint = f"; did you mean {rule.__name__}()?" if isinstance(rule, type) and issubclass(rule, Rule) else ""
     names = ", ".join(known_rules())
+    shown = repr(rule) if is_number(rule) or isinstance(rule, type) else f"an object of type {type(rule).__name__}"
     raise RuleError(
-        f"rule={rule!r} is not a rule{hint}; give SVGD(), SPOS(), SGLD(), one of the names {names}, or None"
+        f"rule: {shown} is not a rule{hint}; give SVGD(), SPOS(), SGLD(), one of the names {names}, or None"
     )
 
 
