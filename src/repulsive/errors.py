@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from textwrap import shorten
 from typing import TypeGuard
 
 
@@ -114,5 +115,7 @@ def short_message(error: BaseException) -> str:
     Example:
         >>> short_message(ValueError("first line\nsecond line."))
         'ValueError: first line second line'
+        >>> short_message(ValueError())
+        'ValueError'
     """
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160].rstrip(".")
+    return shorten(f"{type(error).__name__}: {error}".rstrip(".: \n"), 160, placeholder=" ...")
