@@ -82,7 +82,18 @@ def check_whole(name: str, value: object, least: int = 1, error: type[RepulsiveE
         error: type of the error.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
-        raise error(f"{name}={value!r}: must be a whole number, at least {least}")
+        raise error(f"{name}={short_repr(value)}: must be a whole number, at least {least}")
+
+
+def short_repr(value: object) -> str:
+    """Show a value in a message; by its type if its own text has several lines or more than 60 characters.
+
+    Example:
+        >>> short_repr(0.5), short_repr("x" * 100)
+        ('0.5', '<str object>')
+    """
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"<{type(value).__name__} object>"
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:

@@ -46,7 +46,7 @@ def test_invalid_rules_are_refused(rule, make_model):
 
 def test_a_rule_of_a_wrong_type_is_named_in_one_line(make_model):
     model = make_model()
-    with pytest.raises(RuleError, match=rf"an object of type {type(model).__name__} is not a rule") as error:
+    with pytest.raises(RuleError, match=rf"rule=<{type(model).__name__} object> is not a rule") as error:
         repel(model, None, model)
     assert "\n" not in str(error.value)
 
