@@ -63,8 +63,7 @@ def test_rollout_is_the_product_of_all_layers():
                     expected[t, s] += steps[2][t][a] * steps[1][a][b] * steps[0][b][s]
     rolled = attention_rollout(layers)
     assert torch.allclose(rolled, expected, rtol=1e-6) and torch.allclose(rolled.sum(-1), torch.ones(4).double())
-    assert torch.equal(
-        attention_rollout([layer[:, None].expand(3, 2, 4, 4).transpose(0, 1) for layer in layers])[1], rolled
-    )
+    batched = attention_rollout([layer[:, None].expand(3, 2, 4, 4).transpose(0, 1) for layer in layers])
+    assert torch.allclose(batched[1], rolled, rtol=1e-14)  # products of batches round differently on some CPUs
     with pytest.raises(ValueError, match="at least one layer"):
         attention_rollout([])
