@@ -286,6 +286,13 @@ def test_an_invalid_config_is_an_error(repulsive, tmp_path, text):
     assert "cannot read" in one_line(repulsive("heads", "tiny"))
 
 
+def test_an_error_of_several_lines_is_printed_with_its_reason(repulsive, tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text('{"model_type": "bert", "num_attention_heads": "four"}')
+    assert "'num_attention_heads' expected int, got str" in one_line(repulsive("heads", "tiny"))
+
+
 @pytest.mark.parametrize("absent", ["typer", "rich"])
 def test_without_the_cli_extra_the_error_says_what_to_install(tmp_path, absent):
     code = (

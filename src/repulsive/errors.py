@@ -5,9 +5,11 @@ import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from textwrap import shorten
 from typing import TypeGuard
 
-_NOT_THE_USER = ("repulsive", "torch", "contextlib")  # top-level modules whose lines `warn_user` skips
+# Top-level modules whose lines `warn_user` skips.
+_NOT_THE_USER = ("repulsive", "torch", "contextlib", "transformers", "accelerate", "lightning", "pytorch_lightning")
 
 
 class RepulsiveError(Exception):
@@ -85,7 +87,18 @@ def check_whole(name: str, value: object, least: int = 1, error: type[RepulsiveE
         error: type of the error.
     """
     if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
-        raise error(f"{name}={value!r}: must be a whole number, at least {least}")
+        raise error(f"{name}={short_repr(value)}: must be a whole number, at least {least}")
+
+
+def short_repr(value: object) -> str:
+    """Show a value in a message; by its type if its own text has several lines or more than 60 characters.
+
+    Example:
+        >>> short_repr(0.5), short_repr("x" * 100)
+        ('0.5', '<str object>')
+    """
+    text = repr(value)
+    return text if len(text) <= 60 and "\n" not in text else f"<{type(value).__name__} object>"
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
@@ -118,15 +131,18 @@ def short_message(error: BaseException) -> str:
     Example:
         >>> short_message(ValueError("first line\nsecond line."))
         'ValueError: first line second line'
+        >>> short_message(ValueError())
+        'ValueError'
     """
-    return " ".join(f"{type(error).__name__}: {error}".split())[:160].rstrip(".")
+    return shorten(f"{type(error).__name__}: {error}".rstrip(".: \n"), 160, placeholder=" ...")
 
 
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, and name the line of the user's code that led here.
 
-    That is the innermost line outside of this package and torch. A fixed `stacklevel` would be wrong: hooks run in
-    calls of torch, whose number depends on schedulers and wrappers around the optimizer.
+    That is the innermost line outside of this package, torch, transformers, Accelerate and Lightning. A fixed
+    `stacklevel` would be wrong: hooks run in calls of torch, whose number depends on schedulers and wrappers around the
+    optimizer.
 
     Args:
         message: the warning.

@@ -321,6 +321,8 @@ def test_additive_attention_gives_outputs_without_a_projection():
         (lambda h: h.similarity(tokens()), "got one mapping; write similarity\\(\\[inputs\\]\\)"),
         (lambda h: h.similarity(tokens()["input_ids"]), "got one tensor; write similarity"),
         (lambda h: h.similarity(None), "expected a list of batches, got NoneType"),
+        (lambda h: h.similarity(iter([tokens()])), "got list_iterator; pass some of its batches as a list"),
+        (lambda h: h.plot(tokens(), 0, item=9), "item=9: the inputs have items 0 to "),
         (lambda h: h.similarity([]), "the list is empty"),
         (lambda h: h.similarity([tokens()], twins=-1), "twins=-1: must be a whole number, at least 0"),
         (lambda h: h.similarity([tokens() | {"attention_mask": PADDING}], "outputs", twins=0), "no token counts"),

@@ -64,6 +64,6 @@ def test_rollout_is_the_product_of_all_layers():
     rolled = attention_rollout(layers)
     assert torch.allclose(rolled, expected, rtol=1e-6) and torch.allclose(rolled.sum(-1), torch.ones(4).double())
     batched = attention_rollout([layer[:, None].expand(3, 2, 4, 4).transpose(0, 1) for layer in layers])
-    torch.testing.assert_close(batched[1], rolled)  # products of batches may be summed in another order
+    assert torch.allclose(batched[1], rolled, rtol=1e-14)  # products of batches round differently on some CPUs
     with pytest.raises(ValueError, match="at least one layer"):
         attention_rollout([])

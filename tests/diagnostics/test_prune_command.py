@@ -69,7 +69,8 @@ def test_the_checkpoint_is_ordinary_and_says_what_was_done(folder, text, tmp_pat
     out = tmp_path / "small"
     assert run(["prune", str(folder), "--text", str(text), "--keep", "67%", "--out", str(out), "--recover", "6"]) == 0
     printed = capfd.readouterr().out
-    assert "perplexity" in printed and f"written to {out}" in printed
+    assert "perplexity" in printed
+    assert f"written to {out}; load it with LlamaForCausalLM.from_pretrained" in printed  # not AutoModel
     model = transformers.AutoModelForCausalLM.from_pretrained(out)
     assert model.config.num_attention_heads == 4 and model.config.head_dim == 8
     assert len(transformers.AutoTokenizer.from_pretrained(out)) == 42

@@ -93,6 +93,31 @@ def test_an_untrained_model_is_recognised():
     assert looks_untrained(replace(inspection, kinds=HeadKinds(scores, {"induction": 0.95})))
 
 
+def undecided(inspection, **rows):
+    """The inspection, with twins but without a result in the given rows of "logits" and "ov"."""
+    circuits = inspection.circuits
+    for space, chosen in rows.items():
+        entries = list(getattr(circuits, space))
+        for row in chosen:
+            similarity = replace(entries[row].similarity, left_out=torch.empty(0, 3, 3))  # a single sequence
+            entries[row] = replace(entries[row], similarity=similarity)
+        circuits = replace(circuits, **{space: entries})
+    return replace(inspection, circuits=circuits)
+
+
+def test_a_model_is_not_called_untrained_because_inputs_are_few():
+    inspection = made([0.0, 0.0])
+    assert looks_untrained(undecided(inspection, logits=[0], ov=[1]))
+    text = "This model looks untrained: no layer differs clearly from untrained twins"
+    assert verdict(undecided(inspection, logits=[0])).startswith(text)
+    few = undecided(inspection, logits=[0, 1], ov=[0])
+    assert not looks_untrained(few)
+    assert verdict(few) == (
+        "Nothing stands out: no head looks unimportant, and the comparison with untrained twins is inconclusive (give "
+        "more inputs)."
+    )
+
+
 def test_nothing_stands_out():
     learned = {"ov": [0.4, 0.4]}
     assert verdict(made([0.0, 0.0], **learned)) == (

@@ -162,11 +162,16 @@ def test_lora_heads_are_rows_of_the_adapter() -> None:
         verify_heads(wrapped, example, find_heads(wrapped, layout="strided", match="*.q"))
 
 
-def test_other_adapters_are_refused() -> None:
+@pytest.mark.parametrize("kind", ["ia3", "adalora"])
+def test_other_adapters_are_refused(kind: str) -> None:
     peft = pytest.importorskip("peft")
     model, _ = build("llama, sdpa")
-    wrapped = peft.get_peft_model(model, peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[]))
-    with pytest.raises(UnsupportedWeights, match=r"k_proj: .* adapter without lora_B"):
+    if kind == "ia3":
+        config = peft.IA3Config(target_modules=["k_proj"], feedforward_modules=[])
+    else:
+        config = peft.AdaLoraConfig(target_modules=["k_proj"], total_step=10)  # its lora_B holds parameters
+    wrapped = peft.get_peft_model(model, config)
+    with pytest.raises(UnsupportedWeights, match=rf"k_proj: peft\..*{kind}.* is an adapter without modules lora_B"):
         find_heads(wrapped)
 
 

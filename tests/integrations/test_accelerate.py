@@ -11,6 +11,7 @@ pytest.importorskip("accelerate")
 from accelerate import Accelerator
 
 from repulsive import SVGD, UnknownSetting
+from repulsive.errors import StateError
 from repulsive.integrations.accelerate import repel_prepared
 from tests.integrations.training import RULES, encoder, labelled, weights
 
@@ -118,6 +119,41 @@ def test_each_handle_has_a_file_and_a_removed_one_has_none(tmp_path):
     assert [path.name for path in (tmp_path / "one").glob("repulsive*")] == ["repulsive.json"]
     accelerator.load_state(str(tmp_path / "both"))
     assert [handle.attached for _, handle in pairs] == [True, False]
+
+
+def test_a_handle_that_replaces_another_takes_its_file(tmp_path):
+    """As after unfreezing heads: a resumed script attaches one handle, which expects the first file."""
+    run = Run(RULES["svgd"]).epoch()
+    run.handle.remove()
+    run.handle = repel_prepared(run.accelerator, run.model, run.optimizer, rule=RULES["svgd"], verbose=False)
+    run.epoch().accelerator.save_state(str(tmp_path))
+    assert [path.name for path in tmp_path.glob("repulsive*")] == ["repulsive.json"]
+    resumed = Run(RULES["svgd"])
+    resumed.accelerator.load_state(str(tmp_path))
+    assert resumed.handle.steps == BATCHES
+    assert torch.equal(weights(resumed.epoch().model), weights(run.epoch().model))
+
+
+def test_handles_keep_their_files_when_an_earlier_one_is_removed(tmp_path):
+    accelerator, handles = Accelerator(cpu=True), []
+    for _ in range(2):
+        model = encoder()
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        handles.append(repel_prepared(accelerator, model, optimizer, rule="paper", verbose=False))
+        accelerator.backward(model(labelled(8).tensors[0]).sum())
+        optimizer.step()
+    handles[0].remove()
+    accelerator.save_state(str(tmp_path))
+    assert [path.name for path in tmp_path.glob("repulsive*")] == ["repulsive_1.json"]
+
+
+@pytest.mark.parametrize("content", [b'{"format": 1, "ste', b"\xff\xfe", b""])
+def test_a_damaged_file_is_refused_by_name(content, tmp_path):
+    run = Run(RULES["svgd"])
+    run.accelerator.save_state(str(tmp_path))
+    (tmp_path / "repulsive.json").write_bytes(content)
+    with pytest.raises(StateError, match=r"repulsive\.json: the state is damaged .* load an earlier checkpoint"):
+        run.accelerator.load_state(str(tmp_path))
 
 
 def test_apply_before_clipping_handles_scaled_gradients():

@@ -434,6 +434,34 @@ def test_what_cannot_be_measured_is_said_once():
     assert "heads/similarity" not in monitor.history[0].values() and "heads/entropy" in monitor.history[0].values()
 
 
+def test_a_loop_that_never_calls_step_is_warned_about():
+    model = encoder()
+    monitor = HeadMonitor(model, every=1)
+    for step in range(3):
+        loss_of(model, step).backward()
+    with pytest.warns(HeadWarning, match=r"first pass only: call its step\(\)"):
+        monitor.close()
+    assert steps(monitor) == [0]
+
+
+def test_an_error_before_the_first_call_of_step_is_not_warned_about():
+    def fails(model):
+        with HeadMonitor(model, every=1):
+            loss_of(model, 0)
+            raise KeyboardInterrupt
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(KeyboardInterrupt):
+            fails(encoder())
+
+
+def test_an_optimizer_in_place_of_a_setting_is_named_in_one_line():
+    model = encoder()
+    with pytest.raises(SelectionError, match=r"every=<AdamW object>: must be a whole number, at least 1$"):
+        HeadMonitor(model, torch.optim.AdamW(model.parameters()))
+
+
 def test_wrong_settings():
     with pytest.raises(SelectionError, match="every=0"):
         HeadMonitor(encoder(), every=0)

@@ -44,6 +44,13 @@ def test_invalid_rules_are_refused(rule, make_model):
         repel(make_model(), None, rule)
 
 
+def test_a_rule_of_a_wrong_type_is_named_in_one_line(make_model):
+    model = make_model()
+    with pytest.raises(RuleError, match=rf"rule=<{type(model).__name__} object> is not a rule") as error:
+        repel(model, None, model)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

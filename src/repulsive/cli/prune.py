@@ -72,7 +72,7 @@ def prune(
         print_json(as_data(result, model))
         return
     print_tables(terminal_tables(result, full))
-    print_text(f"\nwritten to {out}; load it with AutoModel.from_pretrained({str(out)!r})")
+    print_text(f"\nwritten to {out}; load it with {type(result.model).__name__}.from_pretrained({str(out)!r})")
 
 
 def _share(keep: str) -> float:

@@ -246,7 +246,10 @@ class Heads:
         weights = self.attention(inputs)[self[layer, 0].layer]
         if weights is None:
             raise SelectionError(f"layer {layer} ({self.layers[layer].name}) did not run on these inputs")
-        maps = weights.flatten(0, -5)[-1][item] if weights.ndim == 5 else weights[item]  # [M, T, S]
+        weights = weights.flatten(0, -5)[-1] if weights.ndim == 5 else weights  # [B, M, T, S]
+        if not -len(weights) <= item < len(weights):
+            raise SelectionError(f"item={item}: the inputs have items 0 to {len(weights) - 1}")
+        maps = weights[item]  # [M, T, S]
         return attention_figure(maps, f"layer {layer}: {self.layers[layer].name}")
 
     # -- private --------------------------------------------------------------------------------------------------
@@ -308,7 +311,9 @@ def _check_batches(batches: object, expected: type, method: str) -> None:
     if not isinstance(batches, expected) or isinstance(batches, str | Tensor | Mapping):
         kinds = {Tensor: "one tensor", Mapping: "one mapping"}
         kind = next((name for one, name in kinds.items() if isinstance(batches, one)), type(batches).__name__)
-        raise SelectionError(f"batches: expected a list of batches, got {kind}; write {method}([inputs])")
+        is_one = isinstance(batches, str | Tensor | Mapping) or not isinstance(batches, Iterable)
+        remedy = f"write {method}([inputs])" if is_one else "pass some of its batches as a list"
+        raise SelectionError(f"batches: expected a list of batches, got {kind}; {remedy}")
 
 
 def _own_loss(model: nn.Module, batch: Any) -> Tensor:

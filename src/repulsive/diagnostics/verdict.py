@@ -9,6 +9,7 @@ over the heads of its layer.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 
@@ -37,8 +38,10 @@ def verdict(inspection: Inspection) -> str:
     if inspection.importance is None and not inspection.circuits.logits:
         return _on_weights(inspection)
     if looks_untrained(inspection):
-        who = "its layer does not differ" if len(compared) == 1 else "no layer differs"
-        return f"This model looks untrained: {who} from untrained twins in how similar its heads are."
+        layers = len(inspection.circuits.logits)
+        who = "its layer does not differ" if layers == 1 else "no layer differs"
+        clearly = "" if len(compared) == layers else " clearly"
+        return f"This model looks untrained: {who}{clearly} from untrained twins in how similar its heads are."
     parts = [_on_redundancy(inspection), *_on_similarity(inspection, compared)]
     parts = [part for part in parts if part]
     if parts:
@@ -46,18 +49,25 @@ def verdict(inspection: Inspection) -> str:
     nothing = []
     if inspection.importance is not None:
         nothing.append("no head is redundant" if _has_limit(inspection) else "no head looks unimportant")
-    nothing.append(
-        "heads attend as alike as in untrained twins" if compared else "heads were not compared with untrained twins"
-    )
+    if compared:
+        nothing.append("heads attend as alike as in untrained twins")
+    elif all(math.isnan(each.mean.mean) for each in inspection.circuits.logits):
+        nothing.append("heads were not compared with untrained twins")
+    else:
+        nothing.append("the comparison with untrained twins is inconclusive (give more inputs)")
     return f"Nothing stands out: {', and '.join(nothing)}."
 
 
 def looks_untrained(inspection: Inspection) -> bool:
-    """Check if no layer differs from untrained twins, in attention logits or OV circuits, and no head has a kind."""
+    """Check if no layer differs from untrained twins, in attention logits or OV circuits, and no head has a kind.
+
+    At least half of the comparisons must have a result: a few inputs show hardly any difference.
+    """
     entries = [*inspection.circuits.logits, *inspection.circuits.ov]
     verdicts = [each for entry in entries for each in (entry.verdict, entry.pair_verdict) if each != UNKNOWN]
     has_kinds = inspection.kinds is not None and bool(inspection.kinds.labels())
-    return bool(verdicts) and all(each == AS_CHANCE for each in verdicts) and not has_kinds
+    has_result = 2 * sum(entry.verdict != UNKNOWN for entry in entries) >= len(entries) > 0
+    return has_result and all(each == AS_CHANCE for each in verdicts) and not has_kinds
 
 
 def redundant_heads(inspection: Inspection) -> list[tuple[int, int]]:

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import json
 import weakref
+from itertools import count
 from pathlib import Path
 from typing import Any, Unpack
 
 from torch import nn
 
-from repulsive.errors import warn_user
+from repulsive.errors import StateError, warn_user
 from repulsive.extras import install_command
 from repulsive.repulsion import Handle, repel
 from repulsive.repulsion.arguments import RuleAndSettings
@@ -28,7 +29,8 @@ except ImportError as error:
     command = install_command("accelerate")
     raise ImportError(f"repulsive.integrations.accelerate needs accelerate: {command}") from error
 
-_handle_counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # accelerator -> handles attached
+# accelerator -> the handle of each file, by its number; the accelerator keeps handles alive
+_handles: weakref.WeakKeyDictionary[Any, dict[int, weakref.ref[Handle]]] = weakref.WeakKeyDictionary()
 
 
 def repel_prepared(
@@ -37,7 +39,8 @@ def repel_prepared(
     """Call `repel`, and save and load its state with `accelerator.save_state` and `accelerator.load_state`.
 
     The state is `repulsive.json` in the folder of the checkpoint, `repulsive_1.json` for a second handle, and so on.
-    Attach several handles in the same order when you resume. A removed handle is neither saved nor restored.
+    Attach several handles in the same order when you resume. A removed handle is neither saved nor restored; the next
+    handle takes its file.
 
     Args:
         accelerator: the accelerator of the training.
@@ -49,12 +52,13 @@ def repel_prepared(
         The handle of `repel`.
 
     Raises:
-        RepulsiveError: as in `repel`.
+        RepulsiveError: as in `repel`; `accelerator.load_state` raises StateError if the file is damaged.
     """
     handle = repel(accelerator.unwrap_model(model), optimizer, **settings)
     handle.scaler = accelerator.scaler  # gradients stay scaled until `accelerator.clip_grad_norm_`
-    number = _handle_counts.get(accelerator, 0)
-    _handle_counts[accelerator] = number + 1
+    handles = _handles.setdefault(accelerator, {})
+    number = next(one for one in count() if not _is_attached(handles.get(one)))
+    handles[number] = weakref.ref(handle)
     name = f"repulsive_{number}.json" if number else "repulsive.json"
 
     def save(models: list[nn.Module], weights: list[dict[str, Any]], output_dir: str) -> None:
@@ -70,7 +74,7 @@ def repel_prepared(
             return
         path = Path(input_dir, name)
         if path.is_file():
-            handle.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+            handle.load_state_dict(_read(path))
         else:
             warn_user(
                 f"{input_dir} has no {name}: the checkpoint was made without repulsion. Steps of repulsion and "
@@ -80,3 +84,15 @@ def repel_prepared(
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
     return handle
+
+
+def _is_attached(reference: weakref.ref[Handle] | None) -> bool:
+    handle = None if reference is None else reference()
+    return handle is not None and handle.attached
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StateError(f"{path}: the state is damaged ({error}); load an earlier checkpoint") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,8 @@ class DeferredMonitor:
                 self.monitor.film(self._film)
 
     def cancel(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks, without warnings: training has failed."""
         if self.monitor is not None:
-            self.monitor.close()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.monitor.close()

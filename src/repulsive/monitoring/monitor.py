@@ -20,13 +20,14 @@ from repulsive.monitoring.measurement import Measurement
 from repulsive.monitoring.monitored_heads import find_monitored_heads, move_tensors
 from repulsive.monitoring.problems import Detector, HeadWarning, Problem, Thresholds
 from repulsive.monitoring.recording import HeadRecorder
-from repulsive.monitoring.training_pass import TrainingPass
+from repulsive.monitoring.training_pass import TrainingPass, is_first_rank
 from repulsive.pages.html.document import write_whole
 from repulsive.pages.html.film import film
 from repulsive.pages.monitor_page import write_monitor_page
 
 Log = Callable[[Mapping[str, float], int], None]
 MISSED = 3  # steps without a training pass before the monitor warns
+_NO_STEP = "the head monitor measured the first pass only: call its step() after each optimizer step"
 
 
 class HeadMonitor:
@@ -106,7 +107,7 @@ class HeadMonitor:
         self._listeners: list[Callable[[], None]] = []
         self._warned: set[str] = set()
         self._measured = -1  # step of the last measurement
-        self.is_measuring, self.is_open = _rank() == 0, True
+        self.is_measuring, self.is_open = is_first_rank(), True
         self.modules = tuple(self._recorder.path)
         self.begin_step(0)
 
@@ -191,7 +192,9 @@ class HeadMonitor:
         return measurement
 
     def close(self) -> None:
-        """Remove all hooks and update pages for the last time. The history stays readable."""
+        """Remove all hooks, and update pages; the history stays readable. Warn if `step` was never called."""
+        if self._probe is None and len(self.history) and not self.steps:
+            self._warn_once(_NO_STEP)
         self._pass.cancel()
         self.is_open = False
         for listener in self._listeners:
@@ -200,7 +203,9 @@ class HeadMonitor:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._warned.add(_NO_STEP)  # the error is the reason
         self.close()
 
     # -- results ------------------------------------------------------------------------------------------------
@@ -335,8 +340,3 @@ class HeadMonitor:
         self.history, self._measured = history, history[-1].step if history else -1
         self._pass.cancel()
         self.begin_step(state["steps"])
-
-
-def _rank() -> int:
-    is_distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_rank() if is_distributed else 0

@@ -171,3 +171,9 @@ def _compile_wrapper(model: nn.Module) -> nn.Module | None:
 def _containing_modules(model: nn.Module, inner: nn.Module) -> list[nn.Module]:
     """List the modules of a model that contain another one, wrappers included."""
     return [module for module in model.modules() if any(each is inner for each in module.modules())]
+
+
+def is_first_rank() -> bool:
+    """Check whether this process measures: rank 0, or the only process."""
+    distributed = torch.distributed
+    return not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from repulsive.errors import RuleError, SelectionError, UnknownSetting, check_whole, did_you_mean, is_number
+from repulsive.errors import RuleError, SelectionError, UnknownSetting, check_whole, did_you_mean, is_number, short_repr
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import module_of
 from repulsive.particles.ladder import CosineLadder
@@ -106,7 +106,7 @@ def resolve_rule(rule: object) -> Rule | None:
     hint = f"; did you mean {rule.__name__}()?" if isinstance(rule, type) and issubclass(rule, Rule) else ""
     names = ", ".join(known_rules())
     raise RuleError(
-        f"rule={rule!r} is not a rule{hint}; give SVGD(), SPOS(), SGLD(), one of the names {names}, or None"
+        f"rule={short_repr(rule)} is not a rule{hint}; give SVGD(), SPOS(), SGLD(), one of the names {names}, or None"
     )
 
 

@@ -65,7 +65,7 @@ class RuleStep:
         if not self._updates.has_gradients(self._optimizer, warns=rule is not None and not rule.is_off(step)):
             return False
         if self._logits is not None:
-            self._logits.skip(step)
+            self._logits.free_if_off(step)
         return True
 
     def begin(self, rule: Rule | None, settings: Settings, step: int) -> None:
@@ -116,6 +116,8 @@ class RuleStep:
 
     def finish(self, rule: Rule | None, settings: Settings, step: int) -> None:
         """Add repulsion and noise that are not part of the gradients to the parameters, after the optimizer's step."""
+        if self._logits is not None:  # not earlier: a closure may run the model several times in one step
+            self._logits.expect(step + 1)
         if self._step_force is not None and self.acts(rule, settings, step):
             self._step_force.add(step)
         noise_in, update = settings.noise_in, self._updates.current

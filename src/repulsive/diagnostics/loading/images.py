@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.capture import capture
-from repulsive.diagnostics.loading.import_path import LoadError, first_line
+from repulsive.diagnostics.loading.import_path import LoadError
 from repulsive.diagnostics.loading.model import LoadedModel
 from repulsive.diagnostics.loading.preprocessing import Preprocessing, read_preprocessing
 from repulsive.diagnostics.patches import PatchLayout, check_layout, patch_embedding, patch_layout
-from repulsive.errors import DataError, RepulsiveError
+from repulsive.errors import DataError, RepulsiveError, short_message
 from repulsive.extras import install_command
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -86,7 +86,7 @@ def read_images(path: Path, limit: int) -> list[tuple[str, Any]]:
         except RepulsiveError:
             raise
         except Exception as error:  # damaged files raise many types
-            raise DataError(f"cannot read the picture {str(file)!r}: {first_line(error)}") from None
+            raise DataError(f"cannot read the picture {str(file)!r}: {short_message(error)}") from None
     return result
 
 
@@ -115,7 +115,7 @@ def prepare_images(loaded: LoadedModel, images: Sequence[tuple[str, Any]]) -> Im
     except RepulsiveError:
         raise
     except Exception as error:
-        raise LoadError(f"the model does not run on pictures of {height} x {width}: {first_line(error)}") from error
+        raise LoadError(f"the model does not run on pictures of {height} x {width}: {short_message(error)}") from error
     if captured.hidden:
         raise DataError(captured.hidden[0])
     check_layout(layout, [weights for each in captured.layers for weights in each.weights], type(model).__name__)

@@ -10,7 +10,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from repulsive.errors import RepulsiveError
+from repulsive.errors import RepulsiveError, short_message
 
 
 class LoadError(RepulsiveError, ValueError):
@@ -51,16 +51,10 @@ def _import_module(name: str) -> object:
             raise LoadError(f"no module {error.name!r} here or installed{suggest(error.name, files)}") from error
         raise LoadError(f"module {name} needs {error.name!r}, which is not installed") from error
     except Exception as error:
-        raise LoadError(f"importing {name} failed: {first_line(error)}") from error
+        raise LoadError(f"importing {name} failed: {short_message(error)}") from error
 
 
 def suggest(word: str, choices: Iterable[str]) -> str:
     """Hint at the most similar choice: " (did you mean 'x'?)"; "" if none is similar."""
     matches = get_close_matches(word, list(choices), n=1)
     return f" (did you mean {matches[0]!r}?)" if matches else ""
-
-
-def first_line(error: BaseException) -> str:
-    """Return the type of an error and the first line of its message."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from repulsive.diagnostics.hooks.calling import call, evaluating
-from repulsive.diagnostics.loading.import_path import LoadError, first_line, import_object
+from repulsive.diagnostics.loading.import_path import LoadError, import_object
 from repulsive.diagnostics.loading.model import LoadedModel
-from repulsive.errors import DataError
+from repulsive.errors import DataError, short_message
 
 BATCH_SIZE = 8  # sentences per batch: large enough to use a CPU well, small enough to need little memory
 
@@ -121,7 +121,7 @@ def example_inputs(path: str, model: nn.Module) -> Any:
         with torch.no_grad(), evaluating(model):
             call(model, inputs)
     except Exception as error:
-        raise LoadError(f"the model does not run on the example inputs {path}: {first_line(error)}") from error
+        raise LoadError(f"the model does not run on the example inputs {path}: {short_message(error)}") from error
     return inputs
 
 

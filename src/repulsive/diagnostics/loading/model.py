@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from repulsive.diagnostics.loading.hub_cache import cached_model, cached_names, is_model_name
-from repulsive.diagnostics.loading.import_path import LoadError, first_line, import_object, suggest
+from repulsive.diagnostics.loading.import_path import LoadError, import_object, suggest
 from repulsive.diagnostics.prune import PRUNED, load_pruned
-from repulsive.errors import ConfigError
+from repulsive.errors import ConfigError, short_message
 from repulsive.extras import install_command
 from repulsive.safety.model_folders import check_size, offline, read_config, with_attention
 
@@ -136,7 +136,7 @@ def load_model(source: str, *, random: bool = False) -> LoadedModel:
     except (LoadError, ConfigError):
         raise
     except Exception as error:
-        raise LoadError(f"cannot load the model of {str(folder)!r}: {first_line(error)}") from error
+        raise LoadError(f"cannot load the model of {str(folder)!r}: {short_message(error)}") from error
     _check_missing(model, sorted(info.get("missing_keys") or ()), folder)
     revision = "" if snapshot is None else snapshot.name
     return LoadedModel(model, _load_tokenizer(transformers, folder), folder, revision)
@@ -168,7 +168,7 @@ def _architecture_from_folder(folder: Path) -> nn.Module:
         try:
             return with_attention(config, from_config)
         except Exception as error:
-            raise LoadError(f"cannot build the model of {str(folder)!r}: {first_line(error)}") from error
+            raise LoadError(f"cannot build the model of {str(folder)!r}: {short_message(error)}") from error
 
 
 def _model_from_import_path(path: str) -> nn.Module:
@@ -188,7 +188,7 @@ def _model_from_import_path(path: str) -> nn.Module:
     try:
         model = value()
     except Exception as error:
-        raise LoadError(f"calling {path} failed: {first_line(error)}") from error
+        raise LoadError(f"calling {path} failed: {short_message(error)}") from error
     if not isinstance(model, nn.Module):
         raise LoadError(f"calling {path} returned {_type_of(model)}; it must return an nn.Module")
     return model
@@ -222,7 +222,7 @@ def _read_config(folder: Path) -> Any:
     except ConfigError:
         raise
     except Exception as error:
-        raise LoadError(f"cannot read {str(folder / 'config.json')!r}: {first_line(error)}") from error
+        raise LoadError(f"cannot read {str(folder / 'config.json')!r}: {short_message(error)}") from error
 
 
 def _model_class(transformers: Any, config: Any) -> Any:
@@ -242,7 +242,7 @@ def _load_tokenizer(transformers: Any, folder: Path) -> Any:
                 str(folder), local_files_only=True, trust_remote_code=False
             )
     except Exception as error:
-        raise LoadError(f"cannot read the tokenizer of {str(folder)!r}: {first_line(error)}") from error
+        raise LoadError(f"cannot read the tokenizer of {str(folder)!r}: {short_message(error)}") from error
 
 
 def _type_of(value: object) -> str:

@@ -11,9 +11,10 @@ from torch import nn
 
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.diagnostics.loading.images import ImageInputs, prepare_images, vision_part
-from repulsive.diagnostics.loading.import_path import LoadError, first_line
+from repulsive.diagnostics.loading.import_path import LoadError
 from repulsive.diagnostics.loading.inputs import example_inputs, tokenize
 from repulsive.diagnostics.loading.model import LoadedModel
+from repulsive.errors import short_message
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +86,7 @@ def other_model(inputs: ModelInputs, other: LoadedModel) -> nn.Module:
                 call(model, batch)
     except Exception as error:
         raise LoadError(
-            f"--compare: this model does not run on the inputs of the first: {first_line(error)}"
+            f"--compare: this model does not run on the inputs of the first: {short_message(error)}"
         ) from error
     return model
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.loading.import_path import LoadError, first_line
+from repulsive.diagnostics.loading.import_path import LoadError
+from repulsive.errors import short_message
 
 FILE = "preprocessor_config.json"
 _MAX_SIZE = 4096  # pixels
@@ -119,7 +120,7 @@ def _of_folder(path: Path, built_for: tuple[int, int] | None, channels: int) -> 
         if resample not in _FILTERS.values() or min(std) <= 0 or not math.isfinite(scale):
             raise ValueError("expected a filter from 0 to 5, positive image_std and a finite rescale_factor")
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise LoadError(f"cannot use {str(path)!r}: {first_line(error)}") from None
+        raise LoadError(f"cannot use {str(path)!r}: {short_message(error)}") from None
     differs = built_for is not None and target != built_for
     note = f"{FILE} of the model: {target[0]} x {target[1]} pixels"
     return Preprocessing(*target, resize, resample, scale, mean, std, resizes_positions=differs, note=note)

@@ -242,12 +242,13 @@ def _number(module: nn.Module, paths: tuple[str, ...]) -> int | None:
 
 def _adapters(layer: nn.Module, path: str) -> list[Weight]:
     """Find `lora_B` of each active LoRA adapter of a layer; [] if the layer has no adapter."""
-    adapters: nn.ModuleDict = getattr(layer, "lora_B", None) or nn.ModuleDict()
-    if not len(adapters):
+    adapters = getattr(layer, "lora_B", None)
+    if not isinstance(adapters, nn.ModuleDict) or not len(adapters):  # AdaLoRA has parameters there
         if hasattr(layer, "base_layer"):
+            kind = f"{type(layer).__module__}.{type(layer).__name__}"
             raise UnsupportedWeights(
-                f"{path or 'itself'}: {type(layer).__name__} is an adapter without lora_B; use a LoRA adapter, which "
-                "keeps heads as rows"
+                f"{path or 'itself'}: {kind} is an adapter without modules lora_B; use LoRA (LoraConfig), which keeps "
+                "heads as rows"
             )
         return []
     active = getattr(layer, "active_adapters", list(adapters))

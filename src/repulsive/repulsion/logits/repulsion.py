@@ -74,11 +74,6 @@ class LogitRepulsion:
         self.sampler.taken.step = step
         self.sampler.want(self.is_due(step))
 
-    def skip(self, step: int) -> None:
-        """Prepare for the step after one without repulsion."""
-        self.free_if_off(step)
-        self.expect(step + 1)
-
     def free_if_off(self, step: int) -> None:
         """Free forces that a schedule has switched off."""
         if self.held and self.rule.is_off(step):

@@ -53,7 +53,6 @@ class LogitUpdate:
             for (writer, _), current in zip(self._writers, gradients, strict=True):
                 writer.write(scale, current)
             self._add_noise_to_gradients(inputs)
-        source.expect(step + 1)
         return measured
 
     def run(self, inputs: StepInputs) -> list[Measured]:
@@ -74,7 +73,6 @@ class LogitUpdate:
             for writer, _ in self._writers:
                 writer.write(scale)
             self._add_noise_to_gradients(inputs)
-        source.expect(step + 1)
         return measured
 
     def _add_noise_to_gradients(self, inputs: StepInputs) -> None:
