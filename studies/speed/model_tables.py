@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ HEAD = (
     "plain step, ms",
     "rule",
     "whole step, ratio (95 % interval)",
+    "by medians",
     "host, µs",
     "device, µs",
     "larger part",
@@ -31,7 +33,8 @@ INTRODUCTION = """# What a rule costs in a training step of transformers models
 `python -m studies.speed.models --device cuda` measures each model with `repulsive bench --model NAME`, eager or with
 `--compile`: fused AdamW, bf16 autocast, random weights. All rules train the same model in turns; "plain again" compares
 plain turns with plain turns, so its ratio differs from 1 by noise alone. `max-norm` clips, and is compared with plain
-turns that clip.
+turns that clip. The whole step is compared turn by turn. *By medians* compares an average step of medians, one for each
+kind of step over all turns; it has no interval.
 
 Compiled GPT-2 and ViT-B/16 are limited by the device, and their whole steps are precise. The other models are limited
 by the host, which other programs use, too: steps of BERT-base take 18 to 30 ms. There the times inside the hooks of
@@ -66,9 +69,23 @@ def parts_of(row: Mapping[str, Any]) -> tuple[float, float] | None:
     return mean(hooks["host"]), mean(hooks["device"] or dict.fromkeys(hooks["host"], 0.0))
 
 
+def average_step(turns: Sequence[Mapping[str, Any]]) -> float:
+    """Compute the seconds of an average step from the median of each kind of step over all turns."""
+
+    def median(kind: str) -> float | None:
+        seconds = [turn[kind] for turn in turns if turn[kind] is not None]
+        return statistics.median(seconds) if seconds else None
+
+    measuring, ordinary, first = median("measuring"), median("ordinary"), turns[0]
+    assert measuring is not None and ordinary is not None
+    periods = first["renewals"], first["act_every"], first["active"]
+    active = average(measuring, ordinary, median("renewing"), *periods)
+    return over_training(active, median("off"), first["active"])
+
+
 def rows_of(facts: Mapping[str, Any]) -> list[list[str]]:
     """Format the rows of one model."""
-    settings, results = facts["settings"], facts["results"]
+    settings, results, turns = facts["settings"], facts["results"], facts["turns"]
     kind = ", compiled" if settings["compiled"] else ", eager"
     plain = results[PLAIN]["seconds"]
     rows = []
@@ -76,12 +93,13 @@ def rows_of(facts: Mapping[str, Any]) -> list[list[str]]:
         if row["baseline"] is None:
             continue
         whole = f"{row['ratio']:.4f} ({row['low']:.4f} to {row['high']:.4f})"
+        medians = average_step(turns[name]) / average_step(turns[row["baseline"]])
         cells = ["", "", "", ""]
         parts = parts_of(row) if row["baseline"] == PLAIN else None
         if parts is not None:
             larger, total = 1 + max(parts) / plain, 1 + sum(parts) / plain
             cells = [*(f"{1e6 * part:.0f}" for part in parts), f"{larger:.4f}", f"{total:.4f}"]
-        rows.append([settings["model"] + kind, f"{1e3 * plain:.1f}", name, whole, *cells])
+        rows.append([settings["model"] + kind, f"{1e3 * plain:.1f}", name, whole, f"{medians:.4f}", *cells])
     return rows
 
 
