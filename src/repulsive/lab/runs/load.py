@@ -109,6 +109,7 @@ def part_name(part: str) -> str:
 
 
 def _data(run: RunFolder) -> dict[str, str]:
-    """Return the data checksums of a run, without the word vectors, which may differ between runs."""
+    """Return the data checksums of a run, without word vectors and initial weights, which may differ between runs."""
     sums: dict[str, str] = run.facts.get("data", {})
-    return {name: digest for name, digest in sums.items() if name != "vectors.safetensors"}
+    starts = ("vectors.safetensors", "start/")
+    return {name: digest for name, digest in sums.items() if not name.startswith(starts)}
