@@ -294,10 +294,22 @@ def test_stages_are_read_or_refused():
             sweeps.parse_stage([word])
 
 
-def test_default_stages_are_settings_that_exist():
-    for rule, stages in sweeps.DEFAULTS.items():
+@pytest.mark.parametrize("name", ["yelp/ma", "lm/toy-ma", "webnlg/gw", "electra/tiny-ma", "multi30k/ma", "glue/cola"])
+def test_default_grids_have_settings_of_the_task(name):
+    for rule in sweeps.DEFAULTS:
+        recipe = open_recipe(name, [f"method.rule={rule}"])
+        stages = sweeps.default_stages(recipe)
         words = [f"{key}={values[0]}" for stage in stages for key, values in stage.items()]
-        assert open_recipe("yelp/ma", [f"method.rule={rule}", *words]).method.rule == rule
+        assert all(stages) and open_recipe(name, [f"method.rule={rule}", *words]).method.rule == rule
+    assert "optimizer.lr" in sweeps.default_stages(open_recipe(name))[0]
+
+
+def test_every_point_is_checked_before_training(repulsive, place):
+    words = ["sweep", "reviews/svgd", *settings(), "--out", "mistaken", "--over"]
+    assert "ratio: must be float, not 'abc'" in repulsive(*words, "method.ratio=0.1,abc", code=2)
+    second = ["method.ratio=0.1", "--then", "optimizer.lr=0.1,0"]
+    assert "lr=0.0 must be positive" in repulsive(*words, *second, code=2)
+    assert not (place / "mistaken").exists()
 
 
 def test_words_of_the_page_are_those_of_the_test_set(trained):
