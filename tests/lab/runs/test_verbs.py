@@ -1,6 +1,7 @@
 """sweep, evaluate, ls and demo --table on a tiny generated set: what they choose, print and write."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from repulsive.errors import ConfigError, RunError
 from repulsive.lab.demo.table import Demo
 from repulsive.lab.engine import sweep as sweeps
 from repulsive.lab.engine import sweep_queue
+from repulsive.lab.engine.launch import Spec
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
 from repulsive.lab.systems.datasets import prepare
@@ -272,6 +274,22 @@ def test_trials_of_a_killed_process_are_taken_up_again(tmp_path):
     waiting = study.get_trials(states=(optuna.trial.TrialState.WAITING,))
     assert sorted(t.system_attrs["fixed_params"]["x"] for t in waiting) == ["1", "2"]
     assert taken.params["x"] in ("1", "2")
+
+
+def test_a_setting_whose_metric_is_no_number_loses(tmp_path):
+    pytest.importorskip("optuna")
+    scores = {"x=1": "NaN", "x=2": "0.25"}
+
+    def runs_of(changes):
+        (change,) = changes or ["x=1"]
+        folder = tmp_path / change
+        folder.mkdir(exist_ok=True)
+        (folder / "result.json").write_text(f'{{"dev": {{"accuracy": {scores[change]}}}}}')
+        return [Spec(open_recipe("yelp/ma"), folder)]
+
+    storage = sweeps.storage_in(tmp_path)
+    trials = sweeps.sweep("s", [{"x": ["1", "2"]}], runs_of, lambda specs: None, "accuracy", storage)
+    assert [(trial.changes, trial.value) for trial in trials] == [(("x=1",), -math.inf), (("x=2",), 0.25)]
 
 
 def test_a_process_killed_before_it_noted_its_trial(tmp_path):

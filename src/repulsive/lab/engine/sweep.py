@@ -208,7 +208,7 @@ def _train(specs: Sequence[Spec], train: Train) -> None:
 
 
 def _mean_score(specs: Sequence[Spec], metric: str) -> float:
-    """Compute the mean over seeds of a validation metric; minus infinity if a seed diverged."""
+    """Compute the mean over seeds of a validation metric; minus infinity if a seed diverged or the metric is NaN."""
     values = []
     for spec in specs:
         folder = RunFolder(spec.folder)
@@ -218,4 +218,5 @@ def _mean_score(specs: Sequence[Spec], metric: str) -> float:
         if result is None:
             raise RunError(f"{spec.folder}: has no result")
         values.append(float(result["dev"][metric]))
-    return statistics.fmean(values)
+    mean = statistics.fmean(values)
+    return -math.inf if math.isnan(mean) else mean  # Optuna takes no NaN, and would leave the trial out
