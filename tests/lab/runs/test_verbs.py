@@ -147,6 +147,8 @@ def test_ls_groups_recipes_by_dataset_and_filters_them(trained, repulsive, place
     assert len(groups) > 5 and groups == sorted(groups)
     out = repulsive("ls", "spos", "--out", trained[0].out / "runs")
     assert out.count("done in") == 2 and "yelp/spos" in out and "yelp/svgd " not in out
+    out = repulsive("ls", "svgd/seed-0", "--out", trained[0].out / "runs")  # in no recipe's name
+    assert "svgd/seed-0" in out and "seed-1" not in out and "repulsive train NAME" not in out
     assert "stepsize" in repulsive("ls", "yelp/svgd")  # the name of a recipe shows its settings
     assert "did you mean" in repulsive("ls", "yelp/svdg", code=2)
 
