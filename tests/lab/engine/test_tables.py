@@ -77,6 +77,13 @@ def test_runs_that_have_not_ended(tmp_path):
         rows([tmp_path / "nowhere"])
 
 
+def test_two_runs_of_one_seed_are_an_error(tmp_path):
+    write_run(tmp_path / "a" / "seed-0", "A", 0, [1, 0])
+    write_run(tmp_path / "a" / "seed-0-copy", "A", 0, [1, 1])
+    with pytest.raises(RunError, match=r"seed-0 and .*seed-0-copy: both hold seed 0; move one of them elsewhere"):
+        rows([tmp_path / "a"])
+
+
 def test_rows_with_the_same_label_are_named_by_their_folders(tmp_path):
     for folder in ("ma/cola", "ma/rte", "svgd/rte", "plain"):
         write_run(tmp_path / folder, "plain" if folder == "plain" else "MA", 0, [1, 0])

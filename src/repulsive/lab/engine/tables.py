@@ -97,12 +97,21 @@ class Row:
 
 
 def runs_in(folder: Path) -> dict[int, RunFolder]:
-    """Return seed -> run for a folder with subfolders `seed-N`, or for a single run folder."""
+    """Return seed -> run for a folder with subfolders `seed-N`, or for a single run folder.
+
+    Raises:
+        RunError: two subfolders hold runs of the same seed.
+    """
     if (folder / RECIPE).is_file():
         run = RunFolder(folder)
         return {run.seed: run}
-    runs = [RunFolder(path) for path in folder.glob("seed-*") if (path / RECIPE).is_file()]
-    return {run.seed: run for run in sorted(runs, key=lambda run: run.seed)}
+    runs: dict[int, RunFolder] = {}
+    for path in sorted(folder.glob("seed-*")):
+        if (path / RECIPE).is_file():
+            run = RunFolder(path)
+            if (other := runs.setdefault(run.seed, run)) is not run:
+                raise RunError(f"{other.path} and {path}: both hold seed {run.seed}; move one of them elsewhere")
+    return dict(sorted(runs.items()))
 
 
 def collapsed_in(folder: Path, seeds: Container[int]) -> dict[int, int]:
