@@ -153,8 +153,6 @@ class PretrainingTask(Task):
     def _plan_batches(self) -> None:
         recipe, train, batch = self.recipe, self.parts["train"], self.recipe.training.batch
         self.blocks = max(1, round(len(train) * recipe.data.share))
-        if self.blocks < batch:
-            raise ConfigError(f"training.batch={batch}: {recipe.data.folder} has {self.blocks} blocks to train on")
         self._on_device = train[: self.blocks].numel() * 2 <= _ON_DEVICE
         ends = train[: self.blocks, -1].clone() if self.data.padded else None  # int16 [N]
         self._batches = BlockBatches(
@@ -211,6 +209,9 @@ class PretrainingTask(Task):
             self.parts["train"] = self.parts["train"][: self.blocks].to(device)
 
     def order(self, epoch: int) -> Sequence[BlockBatch]:
+        if self.blocks < (batch := self.recipe.training.batch):  # no error where a model is only evaluated
+            folder = self.recipe.data.folder
+            raise ConfigError(f"training.batch={batch}: {folder} has {self.blocks} blocks to train on; lower it")
         return self._batches.epoch(epoch)
 
     def fetch(self, batch: BlockBatch) -> Inputs:

@@ -104,9 +104,6 @@ class LanguageModelTask(DeviceTask):
         self.parts["train"] = self.parts["train"][:kept]
         self.num_data = kept  # in tokens, because the loss is a mean over tokens
         self._windows = kept - recipe.data.length  # number of possible window starts
-        if self._windows < 1:
-            what = f"{recipe.data.folder} has {kept:,} tokens to train on"
-            raise ConfigError(f"data.length={recipe.data.length}: {what}; take shorter sequences or more text")
 
     def model(self) -> Decoder:
         model = Decoder(self.recipe.model.decoder(self.data.vocabulary, self.recipe.data.length))
@@ -115,6 +112,9 @@ class LanguageModelTask(DeviceTask):
         return model
 
     def order(self, epoch: int) -> list[Batch]:
+        if self._windows < 1:  # no error where a model is only evaluated
+            what = f"{self.recipe.data.folder} has {self.num_data:,} tokens to train on"
+            raise ConfigError(f"data.length={self.recipe.data.length}: {what}; take shorter sequences or more text")
         steps = self.recipe.data.steps
         return [self._batch(step) for step in range(epoch * steps, (epoch + 1) * steps)]
 
