@@ -330,7 +330,16 @@ def test_the_console_script_is_installed():
 def test_an_output_folder_that_cannot_be_written_is_an_error(repulsive, tmp_path):
     (tmp_path / "file").touch()
     done = repulsive("bench", "--device", "cpu", "--out", "file", "--rounds", "1", "--no-growth", "--tokens", "32")
-    assert (done.code, done.err) == (2, "repulsive: file: File exists\n")
+    advice = "choose another path, or check its permissions and the free space"
+    assert (done.code, done.err) == (2, f"repulsive: file: File exists; {advice}\n")
+    json_file = tmp_path / "earlier.json"
+    json_file.write_text("{}")
+    for path in ("file/b.json", ".", "link"):
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(json_file)
+        done = repulsive("bench", "--device", "cpu", "--json", path, "--rounds", "1", "--no-growth", "--tokens", "32")
+        assert done.code == 2 and done.err.startswith(f"repulsive: --json {path}: ") and "; choose another" in done.err
+    assert json_file.read_text() == "{}"
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

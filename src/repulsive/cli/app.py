@@ -112,7 +112,10 @@ def run(arguments: list[str]) -> int:
     except MemoryError:
         return _fail(_MEMORY)
     except OSError as error:  # for example a full disk, or missing permissions
-        return _fail(f"{error.filename or 'output'}: {error.strerror}" if error.strerror else str(error))
+        if error.filename:
+            advice = "choose another path, or check its permissions and the free space"
+            return _fail(f"{error.filename}: {error.strerror}; {advice}")
+        return _fail(f"output: {error.strerror}" if error.strerror else str(error))
     except Exception as error:
         if isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error):  # torch ran out of memory
             return _fail(_MEMORY)

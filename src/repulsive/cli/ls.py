@@ -27,7 +27,7 @@ def ls(
     """List built-in recipes by dataset and the runs in a folder, or show one recipe as TOML."""
     from repulsive.lab.runs import listing
 
-    if recipe is not None and not listing.is_pattern(recipe):
+    if recipe is not None and not listing.is_pattern(recipe, out):
         if as_json:
             print_json({"name": recipe, "settings": listing.recipe_settings(recipe)})
         else:

@@ -147,10 +147,12 @@ def test_a_resumed_training_knows_earlier_measurements(stop, again, dead, data, 
 def test_tables_say_so(dead, whole):
     found = rows([whole, dead[0].parent])
     assert [row.collapsed for row in found] == [{}, {0: 9}]
-    assert "- **tiny, seed 0: collapsed at step 9**" in as_markdown(found)
+    label = found[1].label
+    assert label == f"tiny ({dead[0].parent.name})"  # both rows have the same recipe
+    assert f"- **{label}, seed 0: collapsed at step 9**" in as_markdown(found)
     assert as_plain(found[1])["collapsed"] == {0: 9}
-    assert notes(found)[0] == "tiny, seed 0: collapsed at step 9."
+    assert notes(found)[0] == f"{label}, seed 0: collapsed at step 9."
     assert "collapsed" not in as_markdown(found[:1])
     assert [row.collapsed for row in score([whole, dead[0]], "dev", device="cpu")] == [{}, {0: 9}]
     assert describe_runs(dead[0].parent)[0].rows[0][2].endswith(", collapsed at step 9")
-    assert terminal_tables(found)[-1] == "warning: tiny, seed 0: collapsed at step 9"
+    assert terminal_tables(found)[-1] == f"warning: {label}, seed 0: collapsed at step 9"

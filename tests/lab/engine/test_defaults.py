@@ -6,6 +6,7 @@ import inspect
 import pytest
 
 from repulsive import SGLD, SPOS, SVGD, repel
+from repulsive.errors import RuleError
 from repulsive.lab.engine.methods import make_rule
 from repulsive.lab.engine.recipe import Method
 from repulsive.particles.ladder import CosineLadder
@@ -49,3 +50,19 @@ def test_data_is_one_over_the_number_of_training_items():
     assert isinstance(falling, SVGD) and callable(falling.alpha)
     assert [falling.alpha(step) for step in (0, 5, 10)] == pytest.approx([0.01, 0.005, 0.0])
     assert make_rule(Method(rule="sgld", temperature="data"), num_data=50, total_steps=1) == SGLD(temperature=0.02)
+
+
+def test_every_setting_of_a_method_reaches_its_rule_or_is_refused():
+    sgld = make_rule(Method(rule="sgld", prior="gaussian", prior_std=0.5), num_data=100, total_steps=100)
+    assert sgld == SGLD(prior=Gaussian(0.5, 100))
+    ladder = make_rule(Method(rule="cosine", prior="gaussian"), num_data=100, total_steps=100)
+    assert ladder == CosineLadder(prior=Gaussian(1.0, 100))
+    in_logits = make_rule(Method(rule="cosine", space="logits"), num_data=100, total_steps=100)
+    assert in_logits == CosineLadder(space="logits")
+    with pytest.raises(
+        RuleError, match=r"SGLD has no act_every and no until; leave out method\.act_every and method\.unt"
+    ):
+        make_rule(Method(rule="sgld", act_every=4, until=500), num_data=100, total_steps=100)
+    for changes, message in (({"act_every": 4}, "leave act_every out"), ({"kernel": "imq"}, "sets kernel")):
+        with pytest.raises(RuleError, match=message):
+            make_rule(Method(rule="cosine", **changes), num_data=100, total_steps=100)

@@ -10,6 +10,7 @@ import torch
 from repulsive.errors import DivergedError
 from repulsive.lab.engine.checkpoint import Checkpoints
 from repulsive.lab.engine.loss_meter import Meter
+from repulsive.lab.engine.task import Evaluation
 from tests.lab.engine import tiny
 
 BAD = 7  # step
@@ -148,3 +149,11 @@ def test_lines_of_the_metrics_are_finite(whole):
     lines = (whole / "metrics.jsonl").read_text().splitlines()
     values = [value for line in lines for value in json.loads(line).values()]
     assert all(math.isfinite(value) for value in values if isinstance(value, float))
+
+
+@pytest.mark.parametrize(("accuracies", "best"), [((math.nan, 0.2), 20), ((0.2, math.nan), 10)])
+def test_weights_with_a_metric_that_is_no_number_are_not_the_best(accuracies, best, data, tmp_path):
+    made = tiny.loop(tiny.Spec(tiny.recipe(data), tmp_path, "cpu"))
+    validate, values = made.task.validate, iter(accuracies)
+    made.task.validate = lambda model: Evaluation(validate(model).metrics | {"accuracy": next(values)})
+    assert made.run()["best_step"] == best

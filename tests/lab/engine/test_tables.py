@@ -77,11 +77,15 @@ def test_runs_that_have_not_ended(tmp_path):
         rows([tmp_path / "nowhere"])
 
 
-def test_json_is_what_other_programs_read(tmp_path):
+def test_two_runs_of_one_seed_are_an_error(tmp_path):
     write_run(tmp_path / "a" / "seed-0", "A", 0, [1, 0])
+    write_run(tmp_path / "a" / "seed-0-copy", "A", 0, [1, 1])
+    with pytest.raises(RunError, match=r"seed-0 and .*seed-0-copy: both hold seed 0; move one of them elsewhere"):
+        rows([tmp_path / "a"])
 
-    def refuse(word):
-        raise AssertionError(f"{word} is no JSON")
 
-    (row,) = json.loads(as_document(list(map(as_plain, rows([tmp_path / "a"])))), parse_constant=refuse)
-    assert row["cells"]["accuracy"] == {"mean": 0.5, "deviation": None}  # one seed deviates from nothing
+def test_rows_with_the_same_label_are_named_by_their_folders(tmp_path):
+    for folder in ("ma/cola", "ma/rte", "svgd/rte", "plain"):
+        write_run(tmp_path / folder, "plain" if folder == "plain" else "MA", 0, [1, 0])
+    paths = [tmp_path / folder for folder in ("ma/cola", "ma/rte", "svgd/rte", "plain")]
+    assert [row.label for row in rows(paths)] == ["MA (cola)", f"MA ({paths[1]})", f"MA ({paths[2]})", "plain"]

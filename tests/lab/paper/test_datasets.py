@@ -79,7 +79,8 @@ def test_data_are_the_papers_by_size_and_languages(tmp_path, name, rows, more, m
 
     assert result() is None if not mismatch else (result().reason.startswith(mismatch) and result().kind == kind)
     assert result(toy=True) == Mismatch("toy data")
-    share = result(changes=("data.share=0.1",))
+    share = result(changes=("data.share = 0.1",))
+    assert result(changes=("data.share=1.0",)) == result()
     assert share.reason.startswith(mismatch or "data.share=0.1") and share.kind == (kind or SMALLER)
 
 

@@ -89,6 +89,11 @@ def test_missing_data_give_one_line_and_train_nothing(repulsive, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_folder_of_a_dataset_cannot_be_changed(repulsive):
+    code, _, err = repulsive("reproduce", "table1", "--quick", "--set", "data.folder = other")
+    assert code == 2 and "--set data.folder: every dataset has its own folder" in err and err.count("\n") == 1
+
+
 def test_unknown_rows_are_an_error(repulsive):
     code, _, err = repulsive("reproduce", "table1", "--quick", "--methods", "gaussian")
     assert code == 2 and "choose --methods from ma, frobenius, svgd, spos" in err

@@ -312,6 +312,10 @@ def test_how_many_heads(repulsive, place):
         (["--heads", "ma", "ma-1", "--part", "talks"], "was not evaluated on part 'talks'; it was on dev, test"),
         (["ma", "--foreign", "data"], "is what the runs were trained on"),
         (["ma", "--foreign", "pairs"], "pairs of sentences"),
+        (
+            ["ma", "--foreign", "hostile", "--part", "talks"],
+            "has no part 'talks'; choose one of train, dev, test",
+        ),
         (["ma", "--foreign", "nowhere"], "nothing prepared here"),
         (["ma", "--device", "tpu"], "choose cpu or cuda"),
         (["ma", "--out", "data/manifest.json/page.html", "--most", "1", "--device", "cpu"], "choose another --out"),

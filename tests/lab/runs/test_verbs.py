@@ -1,6 +1,7 @@
 """sweep, evaluate, ls and demo --table on a tiny generated set: what they choose, print and write."""
 
 import json
+import math
 import re
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from repulsive.errors import ConfigError, RunError
 from repulsive.lab.demo.table import Demo
 from repulsive.lab.engine import sweep as sweeps
 from repulsive.lab.engine import sweep_queue
+from repulsive.lab.engine.launch import Spec
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
 from repulsive.lab.systems.datasets import prepare
@@ -145,6 +147,8 @@ def test_ls_groups_recipes_by_dataset_and_filters_them(trained, repulsive, place
     assert len(groups) > 5 and groups == sorted(groups)
     out = repulsive("ls", "spos", "--out", trained[0].out / "runs")
     assert out.count("done in") == 2 and "yelp/spos" in out and "yelp/svgd " not in out
+    out = repulsive("ls", "svgd/seed-0", "--out", trained[0].out / "runs")  # in no recipe's name
+    assert "svgd/seed-0" in out and "seed-1" not in out and "repulsive train NAME" not in out
     assert "stepsize" in repulsive("ls", "yelp/svgd")  # the name of a recipe shows its settings
     assert "did you mean" in repulsive("ls", "yelp/svdg", code=2)
 
@@ -274,6 +278,22 @@ def test_trials_of_a_killed_process_are_taken_up_again(tmp_path):
     assert taken.params["x"] in ("1", "2")
 
 
+def test_a_setting_whose_metric_is_no_number_loses(tmp_path):
+    pytest.importorskip("optuna")
+    scores = {"x=1": "NaN", "x=2": "0.25"}
+
+    def runs_of(changes):
+        (change,) = changes or ["x=1"]
+        folder = tmp_path / change
+        folder.mkdir(exist_ok=True)
+        (folder / "result.json").write_text(f'{{"dev": {{"accuracy": {scores[change]}}}}}')
+        return [Spec(open_recipe("yelp/ma"), folder)]
+
+    storage = sweeps.storage_in(tmp_path)
+    trials = sweeps.sweep("s", [{"x": ["1", "2"]}], runs_of, lambda specs: None, "accuracy", storage)
+    assert [(trial.changes, trial.value) for trial in trials] == [(("x=1",), -math.inf), (("x=2",), 0.25)]
+
+
 def test_a_process_killed_before_it_noted_its_trial(tmp_path):
     """Optuna marks a trial as running before the process can write where it runs."""
     pytest.importorskip("optuna")
@@ -294,10 +314,22 @@ def test_stages_are_read_or_refused():
             sweeps.parse_stage([word])
 
 
-def test_default_stages_are_settings_that_exist():
-    for rule, stages in sweeps.DEFAULTS.items():
+@pytest.mark.parametrize("name", ["yelp/ma", "lm/toy-ma", "webnlg/gw", "electra/tiny-ma", "multi30k/ma", "glue/cola"])
+def test_default_grids_have_settings_of_the_task(name):
+    for rule in sweeps.DEFAULTS:
+        recipe = open_recipe(name, [f"method.rule={rule}"])
+        stages = sweeps.default_stages(recipe)
         words = [f"{key}={values[0]}" for stage in stages for key, values in stage.items()]
-        assert open_recipe("yelp/ma", [f"method.rule={rule}", *words]).method.rule == rule
+        assert all(stages) and open_recipe(name, [f"method.rule={rule}", *words]).method.rule == rule
+    assert "optimizer.lr" in sweeps.default_stages(open_recipe(name))[0]
+
+
+def test_every_point_is_checked_before_training(repulsive, place):
+    words = ["sweep", "reviews/svgd", *settings(), "--out", "mistaken", "--over"]
+    assert "ratio: must be float, not 'abc'" in repulsive(*words, "method.ratio=0.1,abc", code=2)
+    second = ["method.ratio=0.1", "--then", "optimizer.lr=0.1,0"]
+    assert "lr=0.0 must be positive" in repulsive(*words, *second, code=2)
+    assert not (place / "mistaken").exists()
 
 
 def test_words_of_the_page_are_those_of_the_test_set(trained):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ from repulsive.errors import ConfigError
 from repulsive.lab.bench.model_cost import CostOptions, measure_model
 from repulsive.lab.bench.model_table import print_costs
 from repulsive.lab.bench.presets import find_preset
-from repulsive.lab.bench.report import run
+from repulsive.lab.bench.report import run, write_json
 from repulsive.lab.bench.rules import build_cases
 from repulsive.lab.bench.steps import VARIANTS, Options
 from repulsive.lab.bench.turns import LEAST_ROUNDS
+from repulsive.safety.folders import check_creatable
 
 DEFAULT_SECONDS = 120.0
 
@@ -86,9 +86,8 @@ def bench_model(
     build_cases(rules)
     if rounds < 0 or 0 < rounds < LEAST_ROUNDS:
         raise ConfigError(f"--rounds {rounds}: a confidence interval needs at least {LEAST_ROUNDS} rounds")
-    if json_file is not None:  # fail before measuring for minutes
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.touch()
+    if json_file is not None:
+        _prepare_file(json_file)
     on_gpu = device == "cuda"
     if not rounds and seconds is None:
         rounds, seconds = (0, DEFAULT_SECONDS) if on_gpu else (LEAST_ROUNDS, None)
@@ -110,7 +109,7 @@ def bench_model(
     if show:
         print_costs(facts, Console(), full)
     if json_file is not None:
-        json_file.write_text(json.dumps(facts, indent=2) + "\n")
+        write_json(json_file, facts)
         progress(f"written to {json_file}")
     return facts
 
@@ -157,13 +156,27 @@ def bench_transformer(
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)  # fail before measuring for minutes
     if json_file is not None:
-        json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.touch()
+        _prepare_file(json_file)
     options = Options(device, sizes, tuple(variants or VARIANTS), compiled, rounds or (300 if device == "cuda" else 12))
     facts = run(options, growth=growth, out=out, progress=progress)
     if out is not None:
         progress(f"written to {out}")
     if json_file is not None:
-        json_file.write_text(json.dumps(facts, indent=2) + "\n")
+        write_json(json_file, facts)
         progress(f"written to {json_file}")
     return facts
+
+
+def _prepare_file(path: Path) -> None:
+    """Make the folder of a file and check that the file can be written, before measuring for minutes.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        check_creatable(path)
+    except OSError as error:
+        raise ConfigError(f"--json {path}: cannot be written ({error.strerror}); choose another file") from None
+    if path.is_symlink() or (path.exists() and not path.is_file()):  # the file will be replaced
+        raise ConfigError(f"--json {path}: expected a file, found a link, folder or device; choose another")

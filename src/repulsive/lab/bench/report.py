@@ -16,6 +16,7 @@ from repulsive.lab.bench.growth import draw_growth, measure_growth
 from repulsive.lab.bench.machine import machine_name
 from repulsive.lab.bench.steps import COLLECT, VARIANTS, Options, Workload, measure_steps
 from repulsive.lab.bench.update import measure_update
+from repulsive.safety.files import write_whole
 from repulsive.safety.markdown import format_table
 
 
@@ -122,13 +123,18 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3f} ms"
 
 
+def write_json(path: Path, facts: dict[str, Any]) -> None:
+    """Replace a file by all numbers; an interrupted benchmark leaves the file as it was."""
+    write_whole(path, f"{json.dumps(facts, indent=2)}\n".encode())
+
+
 def write(facts: dict[str, Any], folder: Path) -> list[Path]:
     """Write `bench-DEVICE.json`, `.md` and, if matplotlib is installed, the plot of growth."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / f"bench-{facts['options']['device']}"
     paths = [stem.with_suffix(".json"), stem.with_suffix(".md")]
-    paths[0].write_text(json.dumps(facts, indent=2) + "\n")
-    paths[1].write_text(as_table(facts) + "\n")
+    write_json(paths[0], facts)
+    write_whole(paths[1], f"{as_table(facts)}\n".encode())
     if "growth" in facts:
         try:
             draw_growth(facts["growth"], str(stem.with_suffix(".svg")))

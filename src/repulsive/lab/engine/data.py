@@ -20,4 +20,4 @@ class Data:
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share} must lie between 0 and 1")
+            raise ValueError(f"share={self.share} must be above 0 and at most 1")

@@ -6,6 +6,7 @@ checkpoint holds only weights, optimizer state, random generators and progress.
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from contextlib import ExitStack
@@ -202,7 +203,7 @@ class Loop:
             metrics = self.task.validate(self.bare).metrics
         self._report("dev", metrics)
         value = metrics[self.task.select_by]
-        if self.best is None or value > self.best["value"]:
+        if self.best is None or value > self.best["value"] or math.isnan(self.best["value"]):
             weights = {name: x.detach().clone() for name, x in self.bare.state_dict().items()}
             self.best = {"value": value, "step": self.step, "weights": weights}
         self.bare.train()

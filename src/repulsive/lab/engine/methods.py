@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from repulsive import SGLD, SPOS, SVGD, Handle, find_heads, repel
+from repulsive.errors import RuleError
 from repulsive.lab.engine.recipe import Method, Optimizer, Recipe
 from repulsive.particles.kernel_free import KernelFree
 from repulsive.particles.ladder import CosineLadder
@@ -19,6 +20,7 @@ from repulsive.particles.schedules import Cosine, Linear, Until, WarmUp
 
 CYCLES = {"cycle-4": 4, "cycle-5": 5}  # epochs per cycle; the rate falls by a fifth each epoch
 _SHARED = ("stepsize", "kernel", "bandwidth", "smoothing", "space", "act_every")
+_NOT_OF_SGLD = ("kernel", "bandwidth", "smoothing", "space", "act_every", "schedule", "until")
 
 
 def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
@@ -30,20 +32,23 @@ def make_rule(method: Method, num_data: int, total_steps: int) -> Rule | None:
         total_steps: steps of the whole training, for schedules.
 
     Raises:
-        RuleError: a setting is out of range.
+        RuleError: a setting is out of range, or the rule does not have it.
     """
     temperature = 1 / num_data if method.temperature == "data" else float(method.temperature)
     if method.alpha == "data":
         method = replace(method, alpha=1 / num_data)
     if method.rule == "none":
         return None
+    prior = {"prior": Gaussian(method.prior_std, num_data)} if method.prior == "gaussian" else {}
     if method.rule == "sgld":
-        return SGLD(cast(float, method.stepsize), temperature)
+        if unused := [name for name in _NOT_OF_SGLD if getattr(method, name) != getattr(Method, name)]:
+            raise RuleError(f"SGLD has no {' and no '.join(unused)}; leave out method.{' and method.'.join(unused)}")
+        return SGLD(cast(float, method.stepsize), temperature, **prior)
+    settings = {name: getattr(method, name) for name in _SHARED} | _scheduled(method, total_steps) | prior
     if method.rule == "cosine":
-        return CosineLadder(method.stepsize, **_scheduled(method, total_steps), rung=method.rung)
-    settings = {name: getattr(method, name) for name in _SHARED} | _scheduled(method, total_steps)
-    if method.prior == "gaussian":
-        settings["prior"] = Gaussian(method.prior_std, num_data)
+        if method.smoothing == Method.smoothing:
+            del settings["smoothing"]  # the rung decides
+        return CosineLadder(**settings, rung=method.rung)
     if method.rule == "svgd":
         return SVGD(**settings)
     if method.rule == "kernel-free":

@@ -20,7 +20,8 @@ from repulsive.lab.engine import sweep_queue
 from repulsive.lab.engine.config import as_tables
 from repulsive.lab.engine.files import write_errors, write_text
 from repulsive.lab.engine.launch import Spec
-from repulsive.lab.engine.recipe_tables import parse_value
+from repulsive.lab.engine.recipe import Recipe
+from repulsive.lab.engine.recipe_tables import flatten, parse_value
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.sweep_queue import Stage
 from repulsive.safety.files import refuse_link
@@ -53,6 +54,13 @@ class Trial:
     changes: tuple[str, ...]
     value: float
     stage: int
+
+
+def default_stages(recipe: Recipe) -> list[Stage]:
+    """Return the grids of the recipe's rule, without settings that its task does not have, such as a dropout."""
+    known = flatten(as_tables(recipe))
+    stages = DEFAULTS[recipe.method.rule]
+    return [{key: values for key, values in stage.items() if key in known} for stage in stages]
 
 
 def parse_stage(words: Sequence[str]) -> dict[str, list[str]]:
@@ -200,7 +208,7 @@ def _train(specs: Sequence[Spec], train: Train) -> None:
 
 
 def _mean_score(specs: Sequence[Spec], metric: str) -> float:
-    """Compute the mean over seeds of a validation metric; minus infinity if a seed diverged."""
+    """Compute the mean over seeds of a validation metric; minus infinity if a seed diverged or the metric is NaN."""
     values = []
     for spec in specs:
         folder = RunFolder(spec.folder)
@@ -210,4 +218,5 @@ def _mean_score(specs: Sequence[Spec], metric: str) -> float:
         if result is None:
             raise RunError(f"{spec.folder}: has no result")
         values.append(float(result["dev"][metric]))
-    return statistics.fmean(values)
+    mean = statistics.fmean(values)
+    return -math.inf if math.isnan(mean) else mean  # Optuna takes no NaN, and would leave the trial out

@@ -97,12 +97,21 @@ class Row:
 
 
 def runs_in(folder: Path) -> dict[int, RunFolder]:
-    """Return seed -> run for a folder with subfolders `seed-N`, or for a single run folder."""
+    """Return seed -> run for a folder with subfolders `seed-N`, or for a single run folder.
+
+    Raises:
+        RunError: two subfolders hold runs of the same seed.
+    """
     if (folder / RECIPE).is_file():
         run = RunFolder(folder)
         return {run.seed: run}
-    runs = [RunFolder(path) for path in folder.glob("seed-*") if (path / RECIPE).is_file()]
-    return {run.seed: run for run in sorted(runs, key=lambda run: run.seed)}
+    runs: dict[int, RunFolder] = {}
+    for path in sorted(folder.glob("seed-*")):
+        if (path / RECIPE).is_file():
+            run = RunFolder(path)
+            if (other := runs.setdefault(run.seed, run)) is not run:
+                raise RunError(f"{other.path} and {path}: both hold seed {run.seed}; move one of them elsewhere")
+    return dict(sorted(runs.items()))
 
 
 def collapsed_in(folder: Path, seeds: Container[int]) -> dict[int, int]:
@@ -169,7 +178,18 @@ def label_of(folder: Path, runs: Mapping[int, RunFolder]) -> str:
 def table(entries: Sequence[tuple[str, Path, Mapping[int, Evaluation]]]) -> list[Row]:
     """Make rows from entries (label, folder, seed -> answers); the first entry is the baseline."""
     baseline = entries[0][2]
-    return [_row(label, folder, answers, baseline) for label, folder, answers in entries]
+    labels = unique_labels([(label, folder) for label, folder, _ in entries])
+    return [_row(label, *entry[1:], baseline) for label, entry in zip(labels, entries, strict=True)]
+
+
+def unique_labels(labelled: Sequence[tuple[str, Path]]) -> list[str]:
+    """Add the folder's name to labels that occur several times, or its whole path where the name does not suffice."""
+    labels = []
+    for label, folder in labelled:
+        same = [other for other_label, other in labelled if other_label == label]
+        name = folder.name if sum(other.name == folder.name for other in same) == 1 else str(folder)
+        labels.append(label if len(same) == 1 else f"{label} ({name})")
+    return labels
 
 
 def _row(label: str, folder: Path, answers: Mapping[int, Evaluation], baseline: Mapping[int, Evaluation]) -> Row:

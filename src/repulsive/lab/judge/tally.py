@@ -37,12 +37,12 @@ class Tally:
     left: float | None
 
 
-def tally(key: Key, judges: Sequence[Answers], *, seed: int = 0, resamples: int = 10_000) -> Tally:
-    """Undo the blinding and count answers; `seed` and `resamples` are for the bootstrap intervals."""
+def tally(key: Key, judges: Sequence[Answers], *, resamples: int = 10_000) -> Tally:
+    """Undo the blinding and count answers; `resamples` is for the bootstrap intervals."""
     verdicts: dict[str, Verdict | None] = {}
     for name in CRITERIA:
         votes = votes_on(name, key, judges)
-        verdicts[name] = None if votes.isnan().all() else verdict(votes, resamples=resamples, seed=seed)
+        verdicts[name] = None if votes.isnan().all() else verdict(votes, resamples=resamples)
     choices = [choice for one in judges for answers in one.chosen.values() for choice in answers.values()]
     decided = choices.count("left") + choices.count("right")
     left = choices.count("left") / decided if decided else None

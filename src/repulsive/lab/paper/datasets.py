@@ -153,11 +153,11 @@ def inspect_dataset(dataset: Dataset, options: Options) -> PreparedData:
     manifest = read_manifest(folder)
     rows: dict[str, int] = manifest.get("rows", {})
     sizes = {part: int(rows[part]) for part in PARTS if part in rows}
-    shares = [change for change in options.changes if change.startswith("data.share=")]  # trains on a share of the data
+    share = options.changed("data.share")  # trains on the first items only
     if options.toy:
         mismatch: Mismatch | None = Mismatch("toy data")
     else:
         mismatch = find_mismatch(dataset.name, dataset.paper_name, manifest, sizes)
-    if mismatch is None and shares:
-        mismatch = Mismatch(", ".join(shares), SMALLER)
+    if mismatch is None and share not in (None, 1):
+        mismatch = Mismatch(f"data.share={share}", SMALLER)
     return PreparedData(dataset.name, dataset.paper_name, folder, sizes, mismatch)

@@ -27,20 +27,20 @@ def values(runs: Runs, metric: str, part: str = "test") -> dict[int, float]:
     return {seed: SCALE.get(metric, 1.0) * float(value) for seed, value in by_seed.items() if value is not None}
 
 
-def difference(first: Runs, second: Runs, metric: str, part: str = "test") -> Comparison | None:
-    """Compare two methods, first - second, paired by seed and, if the metric is computed from items, by item.
+def difference(first: Runs, second: Runs, metric: str) -> Comparison | None:
+    """Compare two methods on the test set, first - second, paired by seed and, if the metric allows it, by item.
 
     Returns:
         None if they share no seed, or if there is only one seed and no items.
     """
     array = TOTALLED[metric][0] if metric in TOTALLED else COMPARED.get(metric)
     if array is not None:
-        evaluations = [_needed_items(runs, metric, array, part) for runs in (second, first)]
+        evaluations = [_needed_items(runs, metric, array) for runs in (second, first)]
         if all(evaluations):
             compared = table([("", Path(), each) for each in evaluations])[1].against
             if metric in compared:
                 return scaled(compared[metric], SCALE.get(metric, 1.0))
-    return over_seeds(values(first, metric, part), values(second, metric, part))
+    return over_seeds(values(first, metric), values(second, metric))
 
 
 def over_seeds(first: Mapping[int, float], second: Mapping[int, float]) -> Comparison | None:
@@ -58,13 +58,13 @@ def scaled(comparison: Comparison, factor: float) -> Comparison:
     return replace(comparison, difference=factor * comparison.difference, low=low, high=high)
 
 
-def _needed_items(runs: Runs, metric: str, array: str, part: str) -> dict[int, Evaluation]:
+def _needed_items(runs: Runs, metric: str, array: str) -> dict[int, Evaluation]:
     """Reduce stored predictions to what `table` needs to compare one metric; empty if a run lacks it."""
     evaluations = {}
     for seed, run in runs.items():
-        if not (run.path / f"{part}.safetensors").is_file():
+        if not (run.path / "test.safetensors").is_file():
             return {}
-        items, metrics = run.items(part), run.metrics(part)
+        items, metrics = run.items("test"), run.metrics("test")
         if array not in items or metric not in metrics:
             return {}
         kept = {name: items[name] for name in (array, *_IDENTIFYING) if name in items}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from repulsive.lab.engine.recipe_tables import apply_changes, flatten
 
 Log = Callable[[str], None]  # receives progress messages, one line each
 
@@ -42,3 +45,7 @@ class Options:
     toy: bool = False
     times: bool = True
     results: Path = Path("results")
+
+    def changed(self, key: str) -> Any:
+        """Return the value that `changes` give to a setting, such as "data.share"; None if they leave it alone."""
+        return flatten(apply_changes({}, self.changes)).get(key)

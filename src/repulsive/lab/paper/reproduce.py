@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from repulsive.errors import RepulsiveError
+from repulsive.errors import ConfigError, RepulsiveError
 from repulsive.lab.engine.files import write_text
 from repulsive.lab.paper import toy
 from repulsive.lab.paper.artefact import Artefact
@@ -51,6 +51,10 @@ def reproduce(
         Stopped: Ctrl-C or SIGTERM; rerun the same command to resume.
     """
     check_device(options.device)
+    if options.changed("data.folder") is not None:
+        raise ConfigError(
+            "--set data.folder: every dataset has its own folder; name the folder that holds them: --data"
+        )
     if any(artefact.id in FIGURES for artefact in artefacts):
         check_matplotlib()
     required = list(

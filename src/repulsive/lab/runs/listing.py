@@ -57,9 +57,11 @@ def describe_recipes(pattern: str = "", full: bool = False) -> list[Table | str]
     return [*blocks, "repulsive train NAME trains a recipe; repulsive ls NAME shows its settings."]
 
 
-def is_pattern(word: str) -> bool:
-    """Check that a word is not the name of a recipe, but part of the name or label of one."""
-    return not word.endswith(".toml") and word not in built_in.recipes() and bool(list_recipes(word))
+def is_pattern(word: str, folder: Path) -> bool:
+    """Check that a word is not the name of a recipe, but part of the name of a recipe or of a run below a folder."""
+    if word.endswith(".toml") or word in built_in.recipes():
+        return False
+    return bool(list_recipes(word) or _run_folders(folder, word))
 
 
 def recipe_settings(name: str) -> dict[str, Any]:
@@ -86,8 +88,7 @@ def list_runs(folder: Path, pattern: str = "") -> list[dict[str, Any]]:
         For each run: folder, state ("done", "diverged", "training" or "cannot be read"), epoch and epochs, seconds of
         a finished run, test metrics, the step at which the model collapsed, and an error message.
     """
-    paths = sorted(path.parent for path in folder.rglob(RECIPE)) if folder.is_dir() else []
-    return [_entry(RunFolder(path)) for path in paths if _matches(pattern, str(path.relative_to(folder)))]
+    return [_entry(RunFolder(path)) for path in _run_folders(folder, pattern)]
 
 
 def describe_runs(folder: Path, pattern: str = "") -> list[Table | str]:
@@ -97,6 +98,11 @@ def describe_runs(folder: Path, pattern: str = "") -> list[Table | str]:
         return [f"no runs in {folder}{f' match {pattern!r}' if pattern else ''}"]
     rows = [[str(entry["folder"]), *_cells(entry)] for entry in entries]
     return [Table(["run", "state", "result"], rows, f"runs in {folder}")]
+
+
+def _run_folders(folder: Path, pattern: str) -> list[Path]:
+    paths = sorted(path.parent for path in folder.rglob(RECIPE)) if folder.is_dir() else []
+    return [path for path in paths if _matches(pattern, str(path.relative_to(folder)))]
 
 
 def _matches(pattern: str, *texts: str) -> bool:

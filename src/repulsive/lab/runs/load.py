@@ -74,7 +74,8 @@ def open_methods(folders: Sequence[Path]) -> list[Method]:
                     f"{run.path}: was trained on other data than {methods[0].first.path}; a report compares runs of "
                     "the same data"
                 )
-    return _with_unique_labels(methods)
+    labels = tables.unique_labels([(method.label, method.folder) for method in methods])
+    return [dataclasses.replace(method, label=label) for method, label in zip(methods, labels, strict=True)]
 
 
 def open_rows(methods: Sequence[Method], part: str) -> list[tables.Row]:
@@ -83,8 +84,7 @@ def open_rows(methods: Sequence[Method], part: str) -> list[tables.Row]:
     Raises:
         RunError: a run was not evaluated on this data split.
     """
-    rows = tables.rows([method.folder for method in methods], part)
-    return [dataclasses.replace(row, label=method.label) for row, method in zip(rows, methods, strict=True)]
+    return tables.rows([method.folder for method in methods], part)
 
 
 def facts(methods: Sequence[Method]) -> list[tuple[str, str]]:
@@ -109,23 +109,7 @@ def part_name(part: str) -> str:
 
 
 def _data(run: RunFolder) -> dict[str, str]:
-    """Return the data checksums of a run, without the word vectors, which may differ between runs."""
+    """Return the data checksums of a run, without word vectors and initial weights, which may differ between runs."""
     sums: dict[str, str] = run.facts.get("data", {})
-    return {name: digest for name, digest in sums.items() if name != "vectors.safetensors"}
-
-
-def _with_unique_labels(methods: Sequence[Method]) -> list[Method]:
-    """Add the folder name to labels that occur twice, or its whole path where the name does not suffice."""
-    labels = [method.label for method in methods]
-    named = [_name(method.folder, 1) for method in methods]
-    renamed = []
-    for method, name in zip(methods, named, strict=True):
-        same = [other for other, label in zip(named, labels, strict=True) if label == method.label]
-        depth = 1 if same.count(name) == 1 else len(method.folder.parts)
-        unique = f"{method.label} ({_name(method.folder, depth)})"
-        renamed.append(method if len(same) == 1 else dataclasses.replace(method, label=unique))
-    return renamed
-
-
-def _name(folder: Path, depth: int) -> str:
-    return "/".join(folder.parts[-depth:])
+    starts = ("vectors.safetensors", "start/")
+    return {name: digest for name, digest in sums.items() if not name.startswith(starts)}

@@ -10,7 +10,12 @@ from repulsive.pages import Cell, Metric, Row, Table
 METRICS = {
     "bleu": Metric("BLEU", "higher", 2, meaning="as in the paper: on tokenised, lower-cased words"),
     "sacrebleu": Metric("sacreBLEU", "higher", 2, meaning="on detokenised text"),
+    "matthews": Metric("Matthews", "higher", 3, meaning="Matthews correlation, from -1 to 1"),
+    "spearman": Metric("Spearman", "higher", 3, meaning="rank correlation of predicted and true scores"),
+    "pearson": Metric("Pearson", "higher", 3, meaning="correlation of predicted and true scores"),
     "accuracy": Metric("accuracy", "higher", 1, percent=True),
+    "f1": Metric("F1", "higher", 3, meaning="F1 score of class 1"),
+    "mse": Metric("MSE", "lower", 3, meaning="mean squared error of predicted scores"),
     "nats_per_byte": Metric(
         "nats per byte", "lower", 4, meaning="loss per byte of text, comparable between tokenizers"
     ),
@@ -43,13 +48,13 @@ def notes(table: Sequence[tables.Row]) -> list[str]:
     lines = [f"{warning}." for row in table for warning in row.warnings]
     for row in table[1:]:
         verdicts = []
-        for metric, better in (("bleu", 1), ("accuracy", 1), ("nll", -1)):
-            if metric not in row.against:
+        for name, metric in METRICS.items():
+            if name not in row.against:
                 continue
-            comparison = row.against[metric]
+            comparison = row.against[name]
             significant = comparison.p_value <= SIGNIFICANT and (comparison.low > 0 or comparison.high < 0)
-            verdict = "better" if comparison.difference * better > 0 else "worse"
-            verdicts.append(f"{METRICS[metric].name} {verdict if significant else 'not significantly different'}")
+            verdict = "better" if (comparison.difference > 0) == (metric.better == "higher") else "worse"
+            verdicts.append(f"{metric.name} {verdict if significant else 'not significantly different'}")
         compared = ", ".join(verdicts) or "not compared: they share no seed"
         lines.append(f"{row.label} against {table[0].label}: {compared}.")
     shared = [c.seeds for row in table for c in row.against.values()]

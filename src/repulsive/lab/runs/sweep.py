@@ -12,6 +12,7 @@ from typing import Any
 from repulsive.lab.engine import sweep as sweeps
 from repulsive.lab.engine.launch import train_many
 from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.engine.sweep_queue import Stage, grid_points
 from repulsive.lab.runs.plan import folder_name, plan
 from repulsive.lab.systems.registry import make_task, open_recipe
 from repulsive.terminal.document import finite
@@ -69,9 +70,8 @@ def run_sweep(
         RunError: a run failed, or all settings of a grid diverged.
     """
     opened = open_recipe(recipe, changes)
-    stages = [sweeps.parse_stage(words) for words in (over, then) if words] or sweeps.DEFAULTS[opened.method.rule]
-    first_values = {f"{key}={values[0]}" for stage in stages for key, values in stage.items()}
-    open_recipe(recipe, [*changes, *sorted(first_values)])  # reports a misspelled key before training starts
+    stages = [sweeps.parse_stage(words) for words in (over, then) if words] or sweeps.default_stages(opened)
+    _check_points(recipe, changes, stages)
     task = make_task(opened)
     name = folder_name(recipe, changes)
     folder = out or Path("sweeps") / name
@@ -98,6 +98,19 @@ def run_sweep(
     comment = f"Best of {len(trials)} trials by {task.select_by} on the development set: {best.value:.4f}"
     sweeps.write_recipe(path, parent, [*changes, *best.changes], comment)
     return SweepResult(best.changes, task.select_by, best.value, path, tuple(trials))
+
+
+def _check_points(recipe: str, changes: Sequence[str], stages: Sequence[Stage]) -> None:
+    """Open the recipe at every point of every grid, so that a mistake is reported before training starts.
+
+    Points of the second grid are checked with the first point of the first one.
+    """
+    before: list[str] = []
+    for stage in stages:
+        points = [[f"{key}={value}" for key, value in point.items()] for point in grid_points(stage)]
+        for point in points:
+            open_recipe(recipe, [*changes, *before, *point])
+        before += points[0]
 
 
 def sweep_tables(result: SweepResult) -> list[Table | str]:

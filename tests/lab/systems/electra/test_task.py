@@ -280,6 +280,14 @@ def test_masked_language_modelling_goes_on_from_bert(data, tmp_path):
     assert isinstance(open_masked(tmp_path / "exported").network, transformers.BertForMaskedLM)
 
 
+def test_a_corpus_too_small_to_train_on_can_be_evaluated(trained, tmp_path):
+    data = words.make_data(tmp_path / "small", documents=15, dev=0.4)
+    with pytest.raises(ConfigError, match="blocks to train on; lower it"):
+        make_task(words.recipe(data)).order(0)
+    (row,) = score([trained.folder.path], "test", data / "prepared", "cpu")
+    assert 0 < row.cells["nll"].mean < 9
+
+
 # mistakes
 
 
@@ -297,7 +305,7 @@ def test_mistakes(data, trained, tmp_path):
         with pytest.raises(ConfigError, match=message):
             words.recipe(data, change)
     with pytest.raises(ConfigError, match=r"training.batch=9999: .* blocks to train on"):
-        make_task(words.recipe(data, "training.batch=9999"))
+        make_task(words.recipe(data, "training.batch=9999")).order(0)
     with pytest.raises(DataError, match=r"none: no config.json"):
         make_task(words.recipe(data, f'model.start="{tmp_path / "none"}"')).model()
     transformers.BertForMaskedLM(small_bert(7)).save_pretrained(tmp_path / "other")

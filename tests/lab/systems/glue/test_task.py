@@ -12,6 +12,7 @@ from repulsive.errors import ConfigError, RunError
 from repulsive.lab.engine import methods
 from repulsive.lab.engine.loop import Stopped
 from repulsive.lab.engine.tables import rows
+from repulsive.lab.runs.load import open_methods
 from repulsive.lab.runs.score import score
 from repulsive.lab.runs.submission import predict
 from repulsive.lab.systems.glue.data import TASKS
@@ -355,6 +356,17 @@ def test_intermediate_training(mnli, data, tmp_path):
     assert torch.equal(third.encoder.encoder.layer[1].output.dense.weight, known)
     found = system("toy", tmp_path)
     assert set(found.cells) == {"rte+mnli"} and "RTE from MNLI" in as_markdown([found])
+
+
+def test_models_that_start_from_different_weights_are_in_one_report(data, tmp_path):
+    folders = [tmp_path / "rte" / name for name in ("first", "second")]
+    for seed, folder in enumerate(folders):
+        start = toy_glue.train(data, "mnli", tmp_path / f"mnli-{seed}", f"seed={seed}", "training.epochs=1")
+        toy_glue.train(data, "rte", folder, f"model.start={start.folder.path}", "training.epochs=1")
+    assert [method.label for method in open_methods(folders)] == ["RTE (first)", "RTE (second)"]
+    toy_glue.train(data, "qnli", tmp_path / "qnli", "training.epochs=1")
+    with pytest.raises(RunError, match="was trained on other data"):
+        open_methods([folders[0], tmp_path / "qnli"])
 
 
 def test_starts_that_cannot_be(data, tmp_path):

@@ -185,6 +185,14 @@ def test_the_result_has_nats_per_byte(whole):
     assert heads and heads[-1]["repulsion"] > 0
 
 
+def test_texts_too_short_to_train_on_can_be_evaluated(whole, tmp_path):
+    for part in ("train", "dev", "test"):
+        (tmp_path / f"{part}.txt").write_text("The sky is blue.\n")
+    plan_text(tmp_path, tmp_path / "prepared").make()
+    (row,) = score([whole.parent], "test", tmp_path / "prepared", "cpu")
+    assert 0 < row.cells["nats_per_byte"].mean < 9
+
+
 def test_verbs_read_its_runs(toy, whole, tmp_path, capsys):
     place = str(whole.parent)
     assert isinstance(load_run(RunFolder(whole), torch.device("cpu"))[1], Decoder)
@@ -242,7 +250,7 @@ def test_the_default_size_and_schedule():
     [
         ("data.length=300000", "take shorter sequences or more text"),
         ("data.length=0", "length and steps must be at least 1"),
-        ("data.share=0", "between 0 and 1"),
+        ("data.share=0", "above 0 and at most 1"),
         ("model.heads=3", "does not divide into heads"),
         ("model.kv_heads=5", "does not divide into kv_heads"),
         ("method.penalty=1", "no regularizer"),
@@ -250,4 +258,4 @@ def test_the_default_size_and_schedule():
 )
 def test_a_recipe_that_cannot_be(change, message, toy):
     with pytest.raises(ConfigError, match=message):
-        make_task(recipe(toy, change))
+        make_task(recipe(toy, change)).order(0)

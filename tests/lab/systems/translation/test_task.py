@@ -228,7 +228,7 @@ def test_a_part_that_a_run_does_not_have(further, trained, capsys):
     assert "part 'again'" in output.err and "choose one of train, dev, test" in output.err
     # with the data of the other run, which has the same pieces, it can be evaluated
     assert run([*words, "--data", str(further.folder.path.parent / "prepared")]) == 0
-    assert re.search(r"^digits +1 .*\+0\.000 \(p 1\.000\)$", capsys.readouterr().out, re.M)
+    assert re.search(r"^digits \(seed-0\) +1 .*\+0\.000 \(p 1\.000\)$", capsys.readouterr().out, re.M)
 
 
 @pytest.mark.parametrize(

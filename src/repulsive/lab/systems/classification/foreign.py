@@ -40,12 +40,14 @@ def open_foreign(folder: Path, own: Prepared, part: str) -> Part:
     """Read a split of another prepared dataset and encode it with the vocabulary of `own`.
 
     Raises:
-        DataError: the folder has no prepared data, it is the runs' own dataset, or only one of the two datasets has
-            sentence pairs.
+        DataError: the folder has no prepared data or no such split, it is the runs' own dataset, or only one of the two
+            datasets has sentence pairs.
     """
     other = Prepared.load(folder)
     if other.manifest["files"] == own.manifest["files"]:
         raise DataError(f"{folder}: is what the runs were trained on; --foreign names other data")
+    if part not in other.parts:
+        raise DataError(f"{folder}: has no part {part!r}; choose one of {', '.join(other.parts)}")
     theirs, ours = len(other.parts[part].sentences), sentences_per_item(own)
     if theirs != ours:
         kinds = {1: "single sentences", 2: "pairs of sentences"}

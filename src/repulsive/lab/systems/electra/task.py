@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from repulsive.errors import ConfigError
 from repulsive.lab.engine.assets import DATA, data_json, read_data_json
+from repulsive.lab.engine.data import Data as PreparedData
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.task import Evaluation, Forward, Inputs, Task
 from repulsive.lab.systems.electra.batches import BlockBatch, BlockBatches
@@ -48,7 +49,7 @@ _ON_DEVICE = 8 << 30  # maximum bytes of blocks to move to the device; larger da
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(PreparedData):
     """Prepared data to train on.
 
     Args:
@@ -57,13 +58,10 @@ class Data:
         steps: batches per epoch; 0: one pass over the data.
     """
 
-    folder: Path
-    share: float = 1.0
     steps: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share} must lie between 0 and 1")
+        super().__post_init__()
         if self.steps < 0:
             raise ValueError(f"steps={self.steps} must not be negative")
 
@@ -155,8 +153,6 @@ class PretrainingTask(Task):
     def _plan_batches(self) -> None:
         recipe, train, batch = self.recipe, self.parts["train"], self.recipe.training.batch
         self.blocks = max(1, round(len(train) * recipe.data.share))
-        if self.blocks < batch:
-            raise ConfigError(f"training.batch={batch}: {recipe.data.folder} has {self.blocks} blocks to train on")
         self._on_device = train[: self.blocks].numel() * 2 <= _ON_DEVICE
         ends = train[: self.blocks, -1].clone() if self.data.padded else None  # int16 [N]
         self._batches = BlockBatches(
@@ -213,6 +209,9 @@ class PretrainingTask(Task):
             self.parts["train"] = self.parts["train"][: self.blocks].to(device)
 
     def order(self, epoch: int) -> Sequence[BlockBatch]:
+        if self.blocks < (batch := self.recipe.training.batch):  # no error where a model is only evaluated
+            folder = self.recipe.data.folder
+            raise ConfigError(f"training.batch={batch}: {folder} has {self.blocks} blocks to train on; lower it")
         return self._batches.epoch(epoch)
 
     def fetch(self, batch: BlockBatch) -> Inputs:

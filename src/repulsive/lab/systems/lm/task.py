@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -14,6 +13,7 @@ from torch.nn import functional as F
 
 from repulsive.errors import ConfigError
 from repulsive.lab.engine.assets import DATA, data_json, read_data_json
+from repulsive.lab.engine.data import Data as PreparedData
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.reporting import Measured, ReportOptions, measure_ablations
 from repulsive.lab.engine.task import DeviceTask, Evaluation, Forward, Inputs
@@ -27,26 +27,23 @@ _IGNORED = -100  # ignore_index of cross_entropy
 
 
 @dataclass(frozen=True)
-class Data:
+class Data(PreparedData):
     """Prepared data to train on.
 
     Args:
         folder: what `repulsive prepare lm` wrote.
+        share: fraction of the training text to use, from its beginning; for quick trials.
         length: tokens of a sequence.
         steps: batches per epoch.
-        share: fraction of the training text to use, from its beginning; for quick trials.
     """
 
-    folder: Path
     length: int = 512
     steps: int = 200
-    share: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if min(self.length, self.steps) < 1:
             raise ValueError("length and steps must be at least 1")
-        if not 0 < self.share <= 1:
-            raise ValueError(f"share={self.share} must lie between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -107,9 +104,6 @@ class LanguageModelTask(DeviceTask):
         self.parts["train"] = self.parts["train"][:kept]
         self.num_data = kept  # in tokens, because the loss is a mean over tokens
         self._windows = kept - recipe.data.length  # number of possible window starts
-        if self._windows < 1:
-            what = f"{recipe.data.folder} has {kept:,} tokens to train on"
-            raise ConfigError(f"data.length={recipe.data.length}: {what}; take shorter sequences or more text")
 
     def model(self) -> Decoder:
         model = Decoder(self.recipe.model.decoder(self.data.vocabulary, self.recipe.data.length))
@@ -118,6 +112,9 @@ class LanguageModelTask(DeviceTask):
         return model
 
     def order(self, epoch: int) -> list[Batch]:
+        if self._windows < 1:  # no error where a model is only evaluated
+            what = f"{self.recipe.data.folder} has {self.num_data:,} tokens to train on"
+            raise ConfigError(f"data.length={self.recipe.data.length}: {what}; take shorter sequences or more text")
         steps = self.recipe.data.steps
         return [self._batch(step) for step in range(epoch * steps, (epoch + 1) * steps)]
 
