@@ -81,7 +81,7 @@ def test_trains_measures_and_resumes(script, tmp_path, capsys, monkeypatch):
         assert distances["published"] == 0 < distances["kernel-free"] < distances["plain"] / 2
         assert 0 < distances["published, nudged"] < 0.01
     page = (tmp_path / "out" / "tables.md").read_text()
-    assert "| language model, width 64 | 2 |" in page and "paper_settings.json` exists" in page
+    assert "| language model, width 64 | 2 |" in page and "Translation at the paper's settings" in page
     capsys.readouterr()
     script.main(words)
     assert "6 runs, 0 to do" in capsys.readouterr().out
