@@ -34,7 +34,7 @@ def test_bytes_that_are_not_text(tmp_path, line, why):
     path = write(tmp_path / "a.txt", b"fine\n" + line + b"\nfine again\n")
     with pytest.raises(DataError, match=rf"a\.txt, line 2: {why}"):
         list(read_lines(path))
-    with pytest.warns(UserWarning, match=f"1 bad lines skipped: line 2: {why}"), BadLines(path) as bad:
+    with pytest.warns(UserWarning, match=f"1 bad line skipped: line 2: {why}"), BadLines(path) as bad:
         assert [number for number, _ in read_lines(path, bad)] == [1, 3]
     assert bad.count == 1
 

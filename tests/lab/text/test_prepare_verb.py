@@ -78,4 +78,4 @@ def test_skipped_lines_are_reported_in_one_line(toy, capsys):
     (toy / "raw" / "dev.tsv").write_text("text\tlabel\na\tno\nbroken\n")
     assert run(["prepare", "tsv", "--tokenizer", "regex", "--data", str(toy / "raw"), "--out", str(toy / "out")]) == 0
     output = capsys.readouterr().err
-    assert output.startswith("repulsive: ") and output.count("\n") == 1 and "1 bad lines skipped: line 3" in output
+    assert output.startswith("repulsive: ") and output.count("\n") == 1 and "1 bad line skipped: line 3" in output

@@ -64,7 +64,8 @@ class BadLines:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if self.count and error is None:
             more = "; ..." if self.count > _SHOWN else ""
-            text = f"{self.path}: {self.count} bad lines skipped: {'; '.join(self.first)}{more}"
+            lines = "bad line" if self.count == 1 else "bad lines"
+            text = f"{self.path}: {self.count} {lines} skipped: {'; '.join(self.first)}{more}"
             warnings.warn(text, stacklevel=3)
 
 

@@ -66,7 +66,7 @@ def test_numbers_vocabulary_and_counts(toy):
 
 def test_the_manifest_says_how_it_was_made(toy):
     write(toy / "raw" / "train.tsv", "text\tlabel", "a b a a b\tno", "x x\tyes", "c\tno", "broken line")
-    with pytest.warns(UserWarning, match="1 bad lines skipped"):
+    with pytest.warns(UserWarning, match="1 bad line skipped"):
         told = prepared_toy(toy, longest=4).manifest
     assert told["rows"] == {"train": 3, "dev": 2, "test": 1} and told["skipped"] == {"train": 1, "dev": 0, "test": 0}
     assert told["cut"] == {"train": 1, "dev": 1, "test": 0}

@@ -108,7 +108,7 @@ def test_packed_files_and_subsets_are_found(packed, end, tmp_path):
 def test_bad_rows_are_named_counted_and_skipped_up_to_a_limit(task, line, why, tmp_path):
     good = {"rte": "0\ta\tb\tentailment", "sts": "0\t\t\t\t\t\t\ta\tb\t3.2"}[task]
     path = write(tmp_path / "train.tsv", glue_files.COLUMNS[task][1], good, line, good)
-    with pytest.warns(UserWarning, match=f"train.tsv: 1 bad lines skipped: {why}"):
+    with pytest.warns(UserWarning, match=f"train.tsv: 1 bad line skipped: {why}"):
         found = read_glue(path, TASKS[task], limit=1)
     assert len(found) == 2 and found.skipped == 1
     with pytest.raises(DataError, match=f"train.tsv: more than 0 bad lines; {why}"):

@@ -98,7 +98,7 @@ def test_a_bad_line_is_named_counted_and_skipped(tmp_path, column, value, messag
     bad[column] = value
     path = tmp_path / "a.tsv"
     path.write_text(lines([ROWS[1], bad, ROWS[1]]))
-    with pytest.warns(UserWarning, match=r"a\.tsv: 1 bad lines skipped: line 2: ") as told:
+    with pytest.warns(UserWarning, match=r"a\.tsv: 1 bad line skipped: line 2: ") as told:
         found = read_tsv_graphs(path, RELATIONS, limit=1)
     assert (len(found), found.skipped) == (2, 1) and message in str(told[0].message)
     with pytest.raises(DataError, match=r"a\.tsv: more than 0 bad lines; line 2: ") as error:

@@ -165,5 +165,5 @@ def test_the_verb(tmp_path, monkeypatch, capsys):
     assert output.count("\n") == 1 and "bad lines; line 1: relation 'USED-FOR' has entity 9, but there are 3" in output
     assert run(command) == 0
     output = capsys.readouterr()
-    assert "1 bad lines skipped: line 1" in output.err
+    assert "1 bad line skipped: line 1" in output.err
     assert output.out.splitlines()[4].split() == ["skipped", "1", "0", "0"]
