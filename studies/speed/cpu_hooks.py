@@ -2,9 +2,10 @@
 
     python -m studies.speed.cpu_hooks --out results/bench
 
-On a CPU the work of a hook delays the step by its whole time, and it does not depend on the number of tokens. So plain
-steps are timed with all tokens, and hooks after steps with few of them, which takes minutes where `repulsive bench
---model bert-base --device cpu` takes an hour. Writes OUT/cpu-hooks.json.
+On a CPU the work of a hook delays the step by its whole time, and for most rules it does not depend on the number of
+tokens. So plain steps are timed with all tokens, and hooks after steps with few of them, which takes minutes where
+`repulsive bench --model bert-base --device cpu` takes an hour. `logits` samples tokens, so its hooks are timed in steps
+with all tokens. Writes OUT/cpu-hooks.json.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from repulsive.lab.bench.presets import PRESETS, find_preset
 from repulsive.lab.bench.rules import build_cases
 from repulsive.lab.bench.training_variants import SharedModel, TrainingVariant
 
-RULES = ("sphere", "auto", "schedule", "paper", "sgld", "spos-paper", "spos")
+RULES = ("sphere", "auto", "schedule", "paper", "sgld", "spos-paper", "spos", "logits")
 
 
 def measure(model: str, rules: Sequence[str], layers: int | None, steps: int, turns: int) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def measure(model: str, rules: Sequence[str], layers: int | None, steps: int, tu
     step = statistics.median(seconds)
     results: dict[str, Any] = {}
     for name, case in cases.items():
-        variant = TrainingVariant(few, case, steps=1)
+        variant = TrainingVariant(whole if case.rule.reads_tokens else few, case, steps=1)
         with variant.attached():
             variant.take_period()
         cost = measure_hooks(variant, turns)
