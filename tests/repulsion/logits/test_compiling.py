@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.fx_passes.post_grad import decompose_auto_functionalized
+from torch._inductor.utils import get_first_incompatible_cudagraph_node
 
 from repulsive import SVGD, repel
 from tests.repulsion.logits.test_steps import RULE, Attention, Decoder, batch, loss_of, make, train
@@ -143,6 +147,24 @@ def test_only_passes_that_are_sampled_call_operators():
     assert len(compiled_graphs) == 2 and sorted(compiled_graphs)[0] == 0 < max(compiled_graphs)
     assert [step for step, operators in enumerate(called) if operators] == [0, 4, 8]
     assert handle._logits.renewals == 3
+
+
+@pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="this version of torch does not know the tag")
+def test_the_compiler_keeps_sampling_out_of_cuda_graphs():
+    """A replay of a CUDA graph calls no operator, so mode="reduce-overhead" must not capture graphs with sampling."""
+    unsafe = []
+
+    def compile_forward(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        lowered = copy.deepcopy(graph)
+        decompose_auto_functionalized(lowered.graph)
+        node = get_first_incompatible_cudagraph_node(lowered)
+        unsafe.append(None if node is None else str(node.target).partition(".")[0])
+        return make_boxed_func(graph)
+
+    backend = aot_autograd(fw_compiler=compile_forward, bw_compiler=lambda graph, inputs: make_boxed_func(graph))
+    for model, optimizer, _ in (make(EVERY_4), make(None)):
+        train(model, optimizer, range(2), run=torch.compile(model, backend=backend, fullgraph=True))
+    assert unsafe == ["repulsive", None, None]  # a sampled step, a resting one, and plain training
 
 
 class Masked(nn.Module):

@@ -91,6 +91,10 @@ def _keep_adapter_input(given: Tensor, receiver: int, adapter: int, written: Ten
         target.keep_adapter_input(adapter, given)
 
 
+# A replay of a CUDA graph runs no Python, so torch.compile(mode="reduce-overhead") must leave these calls out of its
+# graphs. Older versions of torch do not have the tag.
+_TAGS = (torch.Tag.cudagraph_unsafe,) if hasattr(torch.Tag, "cudagraph_unsafe") else ()
+
 # `written` is a dummy tensor that is declared as mutated, so that calls are neither removed nor reordered.
 _library = torch.library.Library("repulsive", "FRAGMENT")
 for _schema, _function in {
@@ -102,11 +106,11 @@ for _schema, _function in {
     "keep_adapter_input(Tensor given, int receiver, int adapter, Tensor(a!) written) -> ()": _keep_adapter_input,
 }.items():
     _name = _schema.partition("(")[0]
-    _library.define(_schema)
+    _library.define(_schema, tags=_TAGS)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
     torch.library.register_fake(f"repulsive::{_name}", lambda *args: None, lib=_library)
 
 # Without side effects, so that the compiler merges the calls of all layers that receive the same mask.
-_library.define("compact_mask(Tensor mask, int receiver) -> Tensor")
+_library.define("compact_mask(Tensor mask, int receiver) -> Tensor", tags=_TAGS)
 _library.impl("compact_mask", _compact_mask, "CompositeExplicitAutograd")
 torch.library.register_fake("repulsive::compact_mask", lambda mask, receiver: like_compact(mask), lib=_library)
