@@ -87,6 +87,8 @@ def rows_of(facts: Mapping[str, Any]) -> list[list[str]]:
     """Format the rows of one model."""
     settings, results, turns = facts["settings"], facts["results"], facts["turns"]
     kind = ", compiled" if settings["compiled"] else ", eager"
+    if settings.get("cuda_graphs"):
+        kind += " to CUDA graphs"
     plain = results[PLAIN]["seconds"]
     rows = []
     for name, row in results.items():

@@ -4,8 +4,8 @@
 
 Every measurement is a process of its own. All processes build, compile and warm up their models side by side, which
 takes as long as the slowest of them, and then measure one after the other, while the others wait. A measurement is that
-of `repulsive bench --model NAME --full --json FILE`, with `--compile` for compiled models; its numbers are written to
-OUT/models-NAME.json and OUT/models-NAME-compiled.json.
+of `repulsive bench --model MODEL --full --json OUT/models-NAME.json`, where NAME is MODEL, MODEL-compiled (with
+`--compile`) or MODEL-graphs (with `--compile --cuda-graphs`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from repulsive.lab.bench.command import bench_model, choose_device
 from repulsive.lab.bench.presets import PRESETS
 
 RULES = ("sphere", "logits", "paper", "spos")
-COMPILED = "-compiled"
+COMPILED, GRAPHS = "-compiled", "-graphs"  # endings of names: with torch.compile, and with CUDA graphs as well
 _WARM = "time inside hooks"  # start of the progress line that ends the warm-up
 
 
@@ -70,7 +70,7 @@ def measure(name: str, arguments: argparse.Namespace, queue: Queue) -> None:
 
     try:
         facts = bench_model(
-            name.removesuffix(COMPILED),
+            name.removesuffix(COMPILED).removesuffix(GRAPHS),
             [*arguments.rules, *(arguments.more_rules if name in arguments.more_models else ())],
             device=arguments.device,
             rounds=arguments.rounds,
@@ -78,7 +78,8 @@ def measure(name: str, arguments: argparse.Namespace, queue: Queue) -> None:
             steps=arguments.steps,
             layers=arguments.layers,
             batch=arguments.batch,
-            compiled=name.endswith(COMPILED),
+            compiled=name.endswith((COMPILED, GRAPHS)),
+            cuda_graphs=name.endswith(GRAPHS),
             json_file=arguments.out / f"models-{name}.json",
             progress=progress,
             show=False,
@@ -127,8 +128,9 @@ def format_costs(name: str, results: dict[str, dict]) -> str:
 
 def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    every = [name + ending for ending in (COMPILED, "") for name in PRESETS]
-    parser.add_argument("--models", nargs="+", default=every, choices=every, help="in this order")
+    every = [name + ending for ending in (COMPILED, "", GRAPHS) for name in PRESETS]
+    usual = [name for name in every if not name.endswith(GRAPHS)]
+    parser.add_argument("--models", nargs="+", default=usual, choices=every, help="in this order")
     parser.add_argument("--rules", nargs="+", default=list(RULES), help="rules to measure")
     parser.add_argument("--more-rules", nargs="+", default=[], help="further rules, for --more-models only")
     parser.add_argument("--more-models", nargs="+", default=[], choices=every, help="models with --more-rules")

@@ -62,6 +62,13 @@ def bench(
         ),
     ] = 0,
     compiled: Annotated[bool, typer.Option("--compile", help="Use torch.compile.")] = False,
+    cuda_graphs: Annotated[
+        bool | None,
+        typer.Option(
+            "--cuda-graphs",
+            help="With --model and --compile: run the model as CUDA graphs, so that a slow host does not limit it.",
+        ),
+    ] = None,
     growth: Annotated[
         bool | None,
         typer.Option(
@@ -82,6 +89,7 @@ def bench(
         "layers": layers,
         "steps": steps,
         "seconds": seconds,
+        "cuda-graphs": cuda_graphs,
     }
     without_model = {"tokens": tokens, "variant": variant, "growth": growth or None, "out": out}
     misplaced = [name for name, value in (with_model if model is None else without_model).items() if value is not None]
@@ -101,6 +109,7 @@ def bench(
             length=length,
             layers=layers,
             compiled=compiled,
+            cuda_graphs=bool(cuda_graphs),
             json_file=None if as_json else json_file,
             progress=print_progress,
             show=not as_json,

@@ -92,6 +92,8 @@ def test_the_table_is_the_same_from_json():
         (("--model", "gpt2", "--tokens", "64"), "cannot be combined with --model"),
         (("--model", "gpt2", "--rounds", "5"), "at least 6 rounds"),
         (("--model", "gpt2", "--layers", "0"), "--layers"),
+        (("--model", "gpt2", "--compile", "--cuda-graphs"), "--cuda-graphs needs --compile and a GPU"),
+        (("--compile", "--cuda-graphs"), "this option needs --model"),
     ],
 )
 def test_a_mistake_ends_with_one_line(words, message, capsys, tmp_path, monkeypatch):

@@ -119,7 +119,8 @@ class CountingBackend:
         self.graphs = []
         monkeypatch.setattr("torch._dynamo.lookup_backend", lambda name: self)
 
-    def __call__(self, graph, inputs):
+    def __call__(self, graph, inputs, config_patches):
+        assert not config_patches["triton.cudagraphs"]
         self.graphs.append(sum("take_tokens" in str(node.target) for node in graph.graph.nodes))
         return graph
 
@@ -175,6 +176,22 @@ def test_a_compiled_model_takes_the_same_steps(monkeypatch):
         ends.append(weights(shared))
     for key, value in ends[1].items():
         torch.testing.assert_close(ends[0][key], value, rtol=0, atol=1e-5)
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_change_no_step():
+    """The loss repeats, and every step that renews the force finds new tokens: replays do not skip the sampling."""
+    ends = []
+    for cuda_graphs in (True, False):
+        shared = tiny_model("llama", compiled=True, device="cuda", cuda_graphs=cuda_graphs)
+        plain, logits = (TrainingVariant(shared, case, steps=1) for case in (None, LOGITS))
+        for _ in range(4):
+            plain.run_turn()
+            logits.run_turn()
+        ends.append((weights(shared), logits.handle._logits.renewals))
+    assert ends[0][1] == ends[1][1] == 1 + 4
+    for key, value in ends[1][0].items():
+        torch.testing.assert_close(ends[0][0][key], value, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.slow

@@ -12,11 +12,11 @@ TINY = {
 }
 
 
-def tiny_model(name, compiled=False, **more):
+def tiny_model(name, compiled=False, device="cpu", cuda_graphs=False, **more):
     preset = find_preset(name)
-    model = preset.build("cpu", layers=1, length=16, overrides={**TINY[name], **more})
-    inputs = preset.inputs(model.config, 2, 1 if preset.unit == "images" else 16, "cpu")
-    return SharedModel(model, inputs, compiled=compiled)
+    model = preset.build(device, layers=1, length=16, overrides={**TINY[name], **more})
+    inputs = preset.inputs(model.config, 2, 1 if preset.unit == "images" else 16, device)
+    return SharedModel(model, inputs, compiled=compiled, cuda_graphs=cuda_graphs)
 
 
 def tiny_variant(name, case=None, steps=2, max_norm=None, **more):

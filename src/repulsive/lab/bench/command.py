@@ -48,6 +48,7 @@ def bench_model(
     length: int | None = None,
     layers: int | None = None,
     compiled: bool = False,
+    cuda_graphs: bool = False,
     json_file: Path | None = None,
     progress: Print = print,
     show: bool = True,
@@ -67,6 +68,7 @@ def bench_model(
         length: tokens per sequence; None: that of the preset.
         layers: number of layers; None: that of the preset.
         compiled: compile the model with `torch.compile`.
+        cuda_graphs: let the compiled model run as CUDA graphs.
         json_file: write all numbers to this file.
         progress: called with one line of progress at a time.
         show: print the table.
@@ -76,7 +78,7 @@ def bench_model(
         All numbers.
 
     Raises:
-        ConfigError: there are too few rounds.
+        ConfigError: there are too few rounds, or `cuda_graphs` is set without a GPU or without `compiled`.
         SelectionError: the model is unknown.
         RuleError: a rule is unknown.
     """
@@ -86,9 +88,11 @@ def bench_model(
     build_cases(rules)
     if rounds < 0 or 0 < rounds < LEAST_ROUNDS:
         raise ConfigError(f"--rounds {rounds}: a confidence interval needs at least {LEAST_ROUNDS} rounds")
+    on_gpu = device == "cuda"
+    if cuda_graphs and not (compiled and on_gpu):
+        raise ConfigError("--cuda-graphs needs --compile and a GPU")
     if json_file is not None:
         _prepare_file(json_file)
-    on_gpu = device == "cuda"
     if not rounds and seconds is None:
         rounds, seconds = (0, DEFAULT_SECONDS) if on_gpu else (LEAST_ROUNDS, None)
     options = CostOptions(
@@ -104,6 +108,7 @@ def bench_model(
         length=length,
         layers=layers,
         compiled=compiled,
+        cuda_graphs=cuda_graphs,
     )
     facts = measure_model(options, progress=progress)
     if show:

@@ -48,6 +48,7 @@ class CostOptions:
         length: tokens of a sequence; None for the preset's.
         layers: depth of the model; None for the preset's.
         compiled: train through `torch.compile`.
+        cuda_graphs: let the compiled model run as CUDA graphs, so that a slow host does not limit its steps.
         overrides: further settings of the model's configuration, such as a small width for tests.
     """
 
@@ -63,6 +64,7 @@ class CostOptions:
     length: int | None = None
     layers: int | None = None
     compiled: bool = False
+    cuda_graphs: bool = False
     overrides: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -89,7 +91,7 @@ def measure_model(options: CostOptions, progress: Callable[[str], None] = print)
     inputs = preset.inputs(outline.config, batch, length, options.device)
     try:
         before = allocated_bytes(options.device)
-        shared = SharedModel(build(options.device), inputs, compiled=options.compiled)
+        shared = SharedModel(build(options.device), inputs, compiled=options.compiled, cuda_graphs=options.cuda_graphs)
         failures = None if options.rules else left_out
         warm = warm_up(shared, cases, options.steps, options.warm_up, before, progress, failures)
         for name, reason in left_out.items():

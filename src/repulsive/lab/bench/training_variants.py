@@ -35,16 +35,24 @@ class SharedModel:
         model: a model of transformers in training mode, on its device.
         inputs: arguments of the model in every step, with labels.
         compiled: train through `torch.compile`.
+        cuda_graphs: let the compiled model run as CUDA graphs.
     """
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Tensor], *, compiled: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, inputs: Mapping[str, Tensor], *, compiled: bool = False, cuda_graphs: bool = False
+    ) -> None:
         self.model = model
         self.inputs = dict(inputs)
         self.is_compiled = compiled
+        self._with_graphs = cuda_graphs
         self.device = next(model.parameters()).device
         self.on_gpu = self.device.type == "cuda"
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=self.on_gpu)
-        self.forward = compile_apart(model) if compiled else model
+        self.forward = self.compile() if compiled else model
+
+    def compile(self) -> nn.Module:
+        """Compile the model into graphs of its own, with the hooks that it has now."""
+        return compile_apart(self.model, cuda_graphs=self._with_graphs)
 
     def step(self, forward: nn.Module, clip: Callable[[], None] | None = None) -> Tensor:
         """Take one training step through `forward`, and return its loss.
@@ -99,7 +107,7 @@ class TrainingVariant:
         if isinstance(case.rule, SVGD) and case.rule.reads_tokens:
             self._plan_renewals(case.rule.every)
         if shared.is_compiled and case.rule.reads_tokens:
-            self.forward, self.has_own_graph = compile_apart(shared.model), True
+            self.forward, self.has_own_graph = shared.compile(), True
         self.handle = repel(
             self.forward,
             shared.optimizer,
@@ -208,15 +216,20 @@ def _detach(handle: Handle) -> None:
         handle.remove()
 
 
-def compile_apart(model: nn.Module) -> nn.Module:
+def compile_apart(model: nn.Module, *, cuda_graphs: bool = False) -> nn.Module:
     """Compile a model into graphs of its own, even if the same model has been compiled before.
 
     TorchDynamo looks up graphs by code and backend, and by default it does not check hooks of modules. A backend object
     of its own therefore makes it trace the model again, with the hooks of that time.
+
+    Args:
+        model: any model.
+        cuda_graphs: record the compiled code in CUDA graphs, as torch.compile(mode="reduce-overhead") does.
     """
     from torch._dynamo import lookup_backend
 
-    return cast(nn.Module, torch.compile(model, backend=partial(lookup_backend("inductor"))))
+    settings = {"triton.cudagraphs": cuda_graphs}
+    return cast(nn.Module, torch.compile(model, backend=partial(lookup_backend("inductor"), config_patches=settings)))
 
 
 def first_step(every: int | str, ordinary: int, act_every: int = 1) -> int | None:
