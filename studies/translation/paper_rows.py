@@ -33,6 +33,13 @@ GROUPS = (  # rows that train side by side; the first row is the baseline
     (
         PaperRow("recommended", "recommended (sphere)", "svgd-sphere"),
         PaperRow("disagreement", "disagreement (+ R)", "disagreement"),
+        PaperRow(
+            "released",
+            "as in the released script",
+            "svgd",
+            ("method.stepsize=0.01", "method.bandwidth=released-lower"),
+            against=("published",),
+        ),
     ),
     tuple(
         PaperRow(f"published-{part}", f"published, {part} only", "svgd", (f"method.parts={part}",), ("published",))
