@@ -40,6 +40,7 @@ GROUPS = (  # rows that train side by side; the first row is the baseline
             ("method.stepsize=0.01", "method.bandwidth=released-lower"),
             against=("published",),
         ),
+        PaperRow("published-late", "published, alpha warmed up", "svgd", ("method.schedule=warmup",), ("published",)),
     ),
     tuple(
         PaperRow(f"published-{part}", f"published, {part} only", "svgd", (f"method.parts={part}",), ("published",))

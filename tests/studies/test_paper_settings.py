@@ -54,7 +54,8 @@ def test_urgent_rows_come_first_seed_by_seed(script, data, tmp_path):
     plan = [list(specs) for _, specs in script.cohorts(arguments(script, data, tmp_path))]
     first = ("plain", "published", "kernel-free")
     assert plan[:3] == [[(row, seed) for row in first] for seed in range(3)]
-    assert plan[3] == [("recommended", 0), ("disagreement", 0), ("released", 0)]
+    second = ("recommended", "disagreement", "released", "published-late")
+    assert plan[3] == [(row, 0) for row in second]
     assert plan[6] == [(f"published-{part}", 0) for part in "qkv"] and len(plan) == 9
 
 
