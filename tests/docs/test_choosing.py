@@ -19,7 +19,9 @@ NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?:e-?\d+)?(?![\w.])")
 
 
 def lines() -> list[str]:
-    return [line for page in (PAGE, COST) for line in page.read_text(encoding="utf-8").splitlines() if CITED.search(line)]
+    return [
+        line for page in (PAGE, COST) for line in page.read_text(encoding="utf-8").splitlines() if CITED.search(line)
+    ]
 
 
 def stated(line: str) -> list[str]:
