@@ -106,18 +106,21 @@ def _uris(nav: Any) -> Iterator[str]:
 
 def _markdown(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
-    return _notebook(json.loads(text)) if path.suffix == ".ipynb" else text
+    return _notebook(path, json.loads(text)) if path.suffix == ".ipynb" else text
 
 
-def _notebook(notebook: dict[str, Any]) -> str:
-    """Convert a notebook to Markdown: its texts, its code, and the stored printed output."""
+def _notebook(path: Path, notebook: dict[str, Any]) -> str:
+    """Convert a notebook to Markdown: its texts, its code, the stored printed output, and its figure if there is one."""
     pieces = []
+    picture = DOCS / "pictures" / f"notebook-{path.stem}.svg"  # drawn by docs/pictures/notebooks.py
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         pieces.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
         for output in cell.get("outputs", []):
             if output["output_type"] == "stream":
                 pieces.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+        if cell["cell_type"] == "code" and "plt.show()" in source and picture.is_file():
+            pieces.append(f"![Figure drawn by the code above]({posixpath.relpath(picture, path.parent)})")
     return "\n\n".join(pieces) + "\n"
 
 
