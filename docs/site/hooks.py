@@ -110,7 +110,7 @@ def _markdown(path: Path) -> str:
 
 
 def _notebook(path: Path, notebook: dict[str, Any]) -> str:
-    """Convert a notebook to Markdown: its texts, its code, the stored printed output, and its figure if there is one."""
+    """Convert a notebook to Markdown: its texts, its code, the stored printed output, and its figure."""
     pieces = []
     picture = DOCS / "pictures" / f"notebook-{path.stem}.svg"  # drawn by docs/pictures/notebooks.py
     for cell in notebook["cells"]:
