@@ -71,8 +71,8 @@ def block(result: dict[str, Any]) -> str:
     head = ["model", "batch", "`--keep`", "prefill", "ratio", "decoded token", "ratio"]
     lines = [
         f"{result['device']}, {result['dtype']}, random weights, prompts of {result['prompt']} tokens, {versions}, "
-        f"{result['date']}. Medians with 95 % intervals over rounds ({rounds}); ratios to the whole model are taken "
-        "within a round.",
+        f"{result['date']}. Medians with 95 % intervals over rounds ({rounds}; with fewer than 6 rounds the interval "
+        "is the whole range); ratios to the whole model are taken within a round.",
         "",
         format_table(["model", "`--keep`", "heads", "key-value heads", "parameters", "KV cache per token"], sizes),
         "",
