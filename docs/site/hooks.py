@@ -53,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Rewrite links between repository files as links of the site, and set what pages show and what search finds."""
     if page.file.src_uri.startswith(f"{OUTSIDE}/results/"):
         page.meta["search"] = {"exclude": True}  # tables of numbers would bury the documentation
-    if page.file.src_uri in WIDE:
+    if page.file.src_uri in WIDE or _is_table(page.file.src_uri):
         page.meta["hide"] = ["toc"]
     path = _file_of(page.file.src_uri)
 
@@ -66,6 +66,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     pieces = FENCE.split(markdown)  # text, code, text, ...
     return "".join(piece if i % 2 else LINK.sub(on_site, piece) for i, piece in enumerate(pieces))
+
+
+def _is_table(uri: str) -> bool:
+    """Whether a page is one of the tables of results, which need all the width there is."""
+    return uri.startswith(f"{OUTSIDE}/results/") and not uri.endswith("/README.md")
 
 
 def _linked(path: Path, text: str) -> Iterator[Path | None]:
