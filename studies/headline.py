@@ -1,6 +1,6 @@
-"""Write the tables of docs/measured.md from the files in results/.
+"""Write the tables of results/headline.md from the files in results/.
 
-    python -m studies.headline            # write the block between the two comments of docs/measured.md
+    python -m studies.headline            # write the block between the two comments of results/headline.md
     python -m studies.headline --check    # report whether the block agrees with the results
 
 A missing result file gives no row. To add a study, add a line to `STUDIES` if its JSON has rows as
@@ -273,7 +273,7 @@ def replaced(page: str, text: str) -> str:
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=ROOT / "results", help="folder of results")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "measured.md", help="file to change")
+    parser.add_argument("--page", type=Path, default=ROOT / "results" / "headline.md", help="file to change")
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if the block is out of date")
     arguments = parser.parse_args(words)
     current = arguments.page.read_text(encoding="utf-8")

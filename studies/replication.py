@@ -34,7 +34,8 @@ def make_files(docs: Path) -> dict[Path, str]:
     """Make the text of all pages and figures."""
     claims, _ = judge_claims(ResultFiles(RESULTS))
     main = main_claims(claims)
-    tables = {"replication.md": as_markdown(main, short=True), "replication-details.md": as_markdown(claims)}
+    rows = {"replication.md": main, "replication-details.md": claims}
+    tables = {name: as_markdown(shown, short=True) for name, shown in rows.items()}
     figures = {
         "replication.svg": draw(main, (ACCURACY, DIST, BLEU)),  # panels with several claims
         "replication-details.svg": draw(claims),

@@ -53,7 +53,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
     """Rewrite links between repository files as links of the site, and set what pages show and what search finds."""
     if page.file.src_uri.startswith(f"{OUTSIDE}/results/"):
         page.meta["search"] = {"exclude": True}  # tables of numbers would bury the documentation
-    if page.file.src_uri in WIDE:
+    if page.file.src_uri in WIDE or _is_table(page.file.src_uri):
         page.meta["hide"] = ["toc"]
     path = _file_of(page.file.src_uri)
 
@@ -66,6 +66,11 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
     pieces = FENCE.split(markdown)  # text, code, text, ...
     return "".join(piece if i % 2 else LINK.sub(on_site, piece) for i, piece in enumerate(pieces))
+
+
+def _is_table(uri: str) -> bool:
+    """Whether a page is one of the tables of results, which need all the width there is."""
+    return uri.startswith(f"{OUTSIDE}/results/") and not uri.endswith("/README.md")
 
 
 def _linked(path: Path, text: str) -> Iterator[Path | None]:
@@ -106,18 +111,21 @@ def _uris(nav: Any) -> Iterator[str]:
 
 def _markdown(path: Path) -> str:
     text = path.read_text(encoding="utf-8")
-    return _notebook(json.loads(text)) if path.suffix == ".ipynb" else text
+    return _notebook(path, json.loads(text)) if path.suffix == ".ipynb" else text
 
 
-def _notebook(notebook: dict[str, Any]) -> str:
-    """Convert a notebook to Markdown: its texts, its code, and the stored printed output."""
+def _notebook(path: Path, notebook: dict[str, Any]) -> str:
+    """Convert a notebook to Markdown: its texts, its code, the stored printed output, and its figure."""
     pieces = []
+    picture = DOCS / "pictures" / f"notebook-{path.stem}.svg"  # drawn by docs/pictures/notebooks.py
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         pieces.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
         for output in cell.get("outputs", []):
             if output["output_type"] == "stream":
                 pieces.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+        if cell["cell_type"] == "code" and "plt.show()" in source and picture.is_file():
+            pieces.append(f"![Figure drawn by the code above]({posixpath.relpath(picture, path.parent)})")
     return "\n\n".join(pieces) + "\n"
 
 

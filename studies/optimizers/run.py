@@ -29,8 +29,6 @@ from repulsive.metrics.student import half_width
 from repulsive.safety.markdown import format_table
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "optimizers.md"
-BEGIN, END = "<!-- begin: results/optimizers -->", "<!-- end: results/optimizers -->"
 HEADER = ["optimizer", "rule", "ratio in the gradient", "of one step", "of the steps", "norms", "cosine", "loss"]
 HEADER += ["loss - plain"]
 
@@ -42,7 +40,6 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--jobs", type=int, default=1, help="runs in parallel")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "optimizers", help="folder to write")
-    parser.add_argument("--page", type=Path, default=PAGE, help="page whose table is written")
     parser.add_argument("--missing", action="store_true", help="train only runs that runs.json does not have")
     parser.add_argument("--tables", action="store_true", help="train nothing; write the tables of finished runs again")
     options = parser.parse_args(words)
@@ -57,8 +54,6 @@ def main(words: Sequence[str] | None = None) -> int:
         save(options.out / "runs.json", merge(finished, new) if finished else new)
     data = json.loads((options.out / "runs.json").read_text())
     save(options.out / "tables.md", describe(data))
-    page = replaced(options.page.read_text(encoding="utf-8"), table(data["runs"]))
-    options.page.write_text(page, encoding="utf-8")
     return 0
 
 
@@ -162,17 +157,6 @@ Columns, means over seeds, and for the default rule over steps in which it acts 
 - *cosine*: mean cosine between the weights of two heads at the end; -0.333 is the least that four heads can have.
 - *loss*: nats per byte on held-out text; *loss - plain*: difference to plain training with the same seed, ± half of
   the 95 % interval."""
-
-
-def replaced(page: str, text: str) -> str:
-    """Return the page with a new table between the two comments.
-
-    Raises:
-        ValueError: the page lacks one of the two comments.
-    """
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise ValueError(f"the page needs the line {BEGIN!r} and after it {END!r}, once each")
-    return f"{page.split(BEGIN)[0]}{BEGIN}\n\n{text}\n\n{END}{page.split(END)[1]}"
 
 
 def _mean(runs: Sequence[dict[str, Any]], name: str) -> float:

@@ -252,8 +252,8 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments.out.write_text(json.dumps(result, indent=1) + "\n")
     print(f"written to {arguments.out} after {result['seconds']} s. To make the tables from it, in the repository:")
     print(f"    PYTHONPATH=src python -m studies.pruning.latency_tables {shlex.quote(str(arguments.out))}")
-    print("This writes results/pruning/latency.json and .md, and the block in docs/pruning.md. Read the sentences")
-    print("around the block: they must agree with the new numbers. Then commit all three files.")
+    print("This writes results/pruning/latency.json and .md. The section on latency in docs/pruning.md must agree")
+    print("with the new numbers. Then commit the three files.")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write the tables of pruned models' latency: results/pruning/latency.md and a block in docs/pruning.md.
+"""Write the tables of pruned models' latency: results/pruning/latency.md.
 
     python -m studies.pruning.latency_tables FILE    # FILE: written by studies.pruning.latency
 
@@ -19,7 +19,6 @@ from typing import Any
 from repulsive.safety.markdown import format_table
 
 ROOT = Path(__file__).resolve().parents[2]
-BEGIN, END = "<!-- begin: results/pruning/latency -->", "<!-- end: results/pruning/latency -->"
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
@@ -72,8 +71,8 @@ def block(result: dict[str, Any]) -> str:
     head = ["model", "batch", "`--keep`", "prefill", "ratio", "decoded token", "ratio"]
     lines = [
         f"{result['device']}, {result['dtype']}, random weights, prompts of {result['prompt']} tokens, {versions}, "
-        f"{result['date']}. Medians with 95 % intervals over rounds ({rounds}); ratios to the whole model are taken "
-        "within a round.",
+        f"{result['date']}. Medians with 95 % intervals over rounds ({rounds}; with fewer than 6 rounds the interval "
+        "is the whole range); ratios to the whole model are taken within a round.",
         "",
         format_table(["model", "`--keep`", "heads", "key-value heads", "parameters", "KV cache per token"], sizes),
         "",
@@ -92,13 +91,6 @@ def page(result: dict[str, Any]) -> str:
     """The content of results/pruning/latency.md."""
     made = f"`{result['command']}` (python {result['versions']['python']}; {result['seconds']} s)"
     return "\n".join(["# Latency of pruned models", "", block(result), "", made, ""])
-
-
-def replaced(text: str, new: str) -> str:
-    """Replace the text between the two comments of a page."""
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise SystemExit(f"expected the lines {BEGIN} and {END} once in the page")
-    return f"{text[: text.index(BEGIN)]}{BEGIN}\n\n{new}\n\n{text[text.index(END) :]}"
 
 
 def _cases(result: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any], str]]:
@@ -124,17 +116,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="JSON file of studies.pruning.latency")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / "pruning", help="folder of the results")
-    parser.add_argument(
-        "--page", type=Path, default=ROOT / "docs" / "pruning.md", help="page with the block to replace"
-    )
     arguments = parser.parse_args(words)
     result = json.loads(arguments.file.read_text())
-    text = replaced(arguments.page.read_text(), block(result))
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "latency.json").write_text(json.dumps(result, indent=1) + "\n")
     (arguments.out / "latency.md").write_text(page(result))
-    arguments.page.write_text(text)
-    print(f"written: {arguments.out / 'latency.json'}, {arguments.out / 'latency.md'}, {arguments.page}")
+    print(f"written: {arguments.out / 'latency.json'}, {arguments.out / 'latency.md'}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every number on the page about choosing settings is in the file of results that its line cites."""
+"""Every number on the pages about settings and cost is in the file of results that its line cites."""
 
 import json
 import re
@@ -12,13 +12,16 @@ from repulsive.lab.engine.methods import make_rule
 from repulsive.lab.systems.registry import open_recipe
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "choosing.md"
+COST = PAGE.with_name("cost.md")
 RESULTS = PAGE.parents[1] / "results"
 CITED = re.compile(r"\]\((\.\./results/[^)#]+)(?:#[^)]*)?\)")
 NUMBER = re.compile(r"(?<![\w.])\d+\.\d+(?:e-?\d+)?(?![\w.])")
 
 
 def lines() -> list[str]:
-    return [line for line in PAGE.read_text(encoding="utf-8").splitlines() if CITED.search(line)]
+    return [
+        line for page in (PAGE, COST) for line in page.read_text(encoding="utf-8").splitlines() if CITED.search(line)
+    ]
 
 
 def stated(line: str) -> list[str]:

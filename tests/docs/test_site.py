@@ -54,6 +54,14 @@ def test_every_page_of_docs_is_on_the_site_and_in_its_navigation(site, found):
         assert page.as_posix() in start or page.name == "index.html"
 
 
+def test_pages_of_notebooks_show_their_figures(site, found):
+    drawn = [path.stem for path in (ROOT / "examples").glob("*.ipynb") if "plt.show()" in path.read_text()]
+    assert len(drawn) == 2
+    for name in drawn:
+        page = found[site / "repository" / "examples" / f"{name}.html"]
+        assert any(asset.endswith(f"/notebook-{name}.svg") for asset in page.assets), "run docs/pictures/notebooks.py"
+
+
 def test_nothing_is_fetched_from_elsewhere(site, found):
     assert {page.path.name: asset for page in found.values() for asset in page.assets if is_external(asset)} == {}
     for sheet in site.rglob("*.css"):

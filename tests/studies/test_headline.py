@@ -1,4 +1,4 @@
-"""The tables of docs/measured.md agree with the files in results/."""
+"""The tables of results/headline.md agree with the files in results/."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def table(**accuracy):
 
 
 def test_the_page_is_up_to_date(headline):
-    page = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
+    page = (ROOT / "results" / "headline.md").read_text(encoding="utf-8")
     assert headline.replaced(page, headline.block(ROOT / "results")) == page, "run: python -m studies.headline"
 
 

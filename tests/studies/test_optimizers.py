@@ -1,4 +1,4 @@
-"""The study of repulsion under several optimizers: its table in the docs, and a few steps of training."""
+"""The study of repulsion under several optimizers: its table, and a few steps of training."""
 
 import json
 from pathlib import Path
@@ -23,11 +23,9 @@ def mean(runs, optimizer, rule, name):
     return sum(values) / len(values)
 
 
-def test_pages_agree_with_the_results(run):
+def test_the_table_agrees_with_the_results(run):
     data = json.loads((RESULTS / "runs.json").read_text())
-    page = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
     command = "run: python -m studies.optimizers.run --tables"
-    assert run.replaced(page, run.table(data["runs"])) == page, command
     assert run.describe(data) == (RESULTS / "tables.md").read_text(encoding="utf-8"), command
 
 
@@ -36,13 +34,6 @@ def test_the_warning_about_muon_states_measured_numbers():
     rule = "sphere, ratio 0.03, force_in='gradient'"
     measured = [mean(runs, "Muon", rule, name) for name in ("gradient", "once", "lasting")]
     assert measured == pytest.approx([IN_GRADIENT, IN_ONE_STEP, IN_STEPS], rel=0.1)
-
-
-def test_the_table_of_other_pages_is_replaced_and_nothing_else(run):
-    page = f"before\n{run.BEGIN}\nold\n{run.END}\nafter\n"
-    assert run.replaced(page, "new") == f"before\n{run.BEGIN}\n\nnew\n\n{run.END}\nafter\n"
-    with pytest.raises(ValueError, match="once each"):
-        run.replaced("no comments", "x")
 
 
 def test_later_runs_are_added_in_the_order_of_the_table(run):

@@ -1,6 +1,7 @@
 """The latency of pruned models: variants, cache sizes, intervals and tables, on a tiny shape."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -96,26 +97,17 @@ def test_intervals_of_medians():
     assert interval(range(1, 21)) == (10.5, 6, 15)  # 95.9 %
 
 
-def test_the_tables_replace_the_block_of_a_page(result, tmp_path, capsys):
+def test_the_tables_are_written(result, tmp_path):
     for batch in ("1", "3"):  # ratios are taken within a round
         whole, _, half = (row["batches"][batch] for row in result["shapes"][0]["variants"])
         whole["prefill_ms"], half["prefill_ms"] = [10.0, 20.0, 40.0], [5.0, 11.0, 16.0]
-    stored, page = tmp_path / "file.json", tmp_path / "page.md"
+    stored = tmp_path / "file.json"
     stored.write_text(json.dumps(result))
-    page.write_text(f"before\n{latency_tables.BEGIN}\nold\n{latency_tables.END}\nafter\n")
-    for _ in range(2):
-        latency_tables.main([str(stored), "--out", str(tmp_path), "--page", str(page)])
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
+    latency_tables.main([str(stored), "--out", str(tmp_path)])
+    text = (tmp_path / "latency.md").read_text()
     assert "| tiny | 50% | 4 of 8 | 2 of 4 |" in text and "GPU busy" not in text
     assert "| tiny | 1 | 50% | 11.00 ms (5.00 to 16.00) | 0.50 (0.40 to 0.55) |" in text
-    assert (
-        latency_tables.block(result) in text and latency_tables.block(result) in (tmp_path / "latency.md").read_text()
-    )
-    page.write_text("no block")
-    with pytest.raises(SystemExit, match="expected the lines"):
-        latency_tables.main([str(stored), "--out", str(tmp_path / "other"), "--page", str(page)])
-    assert not (tmp_path / "other").exists()
+    assert latency_tables.block(result) in text
 
 
 def test_time_on_a_gpu_is_shown_if_it_was_measured(result):
@@ -126,12 +118,10 @@ def test_time_on_a_gpu_is_shown_if_it_was_measured(result):
     assert "| 1.23 ms | 0.50 ms |" in latency_tables.block(result)
 
 
-def test_the_page_of_the_docs_shows_the_stored_results():
-    page = (ROOT / "docs/pruning.md").read_text()
-    stored = ROOT / "results/pruning/latency.json"
-    if not stored.exists():
-        assert "Not measured yet" in page and latency_tables.replaced(page, "new") != page
-        return
-    measured = json.loads(stored.read_text())
-    assert latency_tables.replaced(page, latency_tables.block(measured)) == page
-    assert (ROOT / "results/pruning/latency.md").read_text() == latency_tables.page(measured)
+def test_the_docs_state_ratios_of_the_stored_results():
+    measured = json.loads((ROOT / "results/pruning/latency.json").read_text())
+    table = (ROOT / "results/pruning/latency.md").read_text()
+    assert table == latency_tables.page(measured)
+    section = (ROOT / "docs/pruning.md").read_text().partition("### Latency")[2].partition("\n## ")[0]
+    stated = re.findall(r"\d\.\d\d \(\d\.\d\d to \d\.\d\d\)", section)
+    assert len(stated) == 4 and [ratio for ratio in stated if ratio not in table] == []

@@ -121,7 +121,7 @@ def test_help_loads_no_optional_package():
 
 def test_help_and_docs_name_every_case():
     (option,) = get_type_hints(bench, include_extras=True)["rule"].__metadata__
-    page = (Path(__file__).resolve().parents[3] / "docs" / "choosing.md").read_text()
+    page = (Path(__file__).resolve().parents[3] / "docs" / "cost.md").read_text()
     named = set(re.split(r"[ ,;:.]+", option.help))
     assert {name for name in available_cases()[0] if name not in named} == set()
     listed = page[page.index("- `--rule` takes the names of rules") :]
