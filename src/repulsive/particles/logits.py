@@ -100,7 +100,7 @@ class Circuits:
         )
 
     def are_rounding_errors(
-        self, forces: tuple[Tensor, Tensor], matrix: Tensor, moments: tuple[Tensor, Tensor], error: float
+        self, forces: tuple[Tensor, Tensor], matrix: Tensor, moments: tuple[Tensor, Tensor], error: float | Tensor
     ) -> Tensor:
         r"""Check whether the forces on all heads are rounding errors, as between parallel functions: [...].
 
@@ -112,7 +112,7 @@ class Circuits:
             forces: the result of `pull_back`.
             matrix: R [..., M, M].
             moments: the result of `moments`.
-            error: largest share of the terms that counts as rounding error.
+            error: largest share of the terms that counts as rounding error, a number or [..., 1].
         """
         wide = wide_dtype(moments[0].device)  # the squares below underflow in float32 if heads are small
         left, right = (both.diagonal(dim1=-4, dim2=-2).movedim(-1, -3).to(wide) for both in moments)  # [..., M, d, d]
