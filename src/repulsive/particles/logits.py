@@ -170,20 +170,6 @@ def cosines(products: Tensor, shortest: float = 0.0) -> Tensor:
     return products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
 
 
-def are_parallel(products: Tensor, tolerance: float) -> Tensor:
-    """Check whether all functions or heads are parallel or antiparallel, up to rounding errors: [..., M, M] -> [...].
-
-    Such functions exert no force on each other. Zero functions count as parallel to all others.
-
-    Args:
-        products: inner products in float64, [..., M, M].
-        tolerance: squared distance below which unit functions count as equal.
-    """
-    norms2 = products.diagonal(dim1=-2, dim2=-1)  # [..., M]
-    is_parallel = products.square() >= (1 - tolerance) * norms2.unsqueeze(-1) * norms2.unsqueeze(-2)
-    return is_parallel.flatten(-2).all(-1)
-
-
 def mean_and_largest(similarity: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the mean and the largest value over pairs i < j: [..., M, M] -> [...], [...]; NaN for one head.
 
