@@ -220,7 +220,8 @@ class Differentiable:
         bits = theta.detach().contiguous().view(torch.int64 if theta.dtype == torch.float64 else torch.int32)
         noise = normal(0, bits, dtype=theta.dtype)  # a function of the number, so equal heads stay equal
         near = theta * (1 + 4 * torch.finfo(theta.dtype).eps * noise)
-        return 2 * (self.pairs(near, space)[1] - force).flatten(-2).norm(dim=-1)
+        change: Tensor = (self.pairs(near, space)[1] - force).flatten(-2).norm(dim=-1)
+        return 2 * change
 
 
 NAMED: dict[str, Kernel] = {"rbf": RBF, "imq": IMQ, "cosine": Cosine(), "hinge": Hinge()}
