@@ -106,15 +106,9 @@ class Deferred:
         self._steps_before = [handle.steps for handle in self.handles]
         self._is_running = True
 
-    def states(self, *, tensors: bool = True) -> list[dict[str, Any]]:
-        """Return the states of all handles, for a checkpoint.
-
-        Args:
-            tensors: if False, omit tensors, which JSON cannot store: forces between logits, which a resumed run
-                recomputes.
-        """
-        states = [handle.state_dict() for handle in self.handles]
-        return states if tensors else [{k: v for k, v in state.items() if k != "forces"} for state in states]
+    def states(self) -> list[dict[str, Any]]:
+        """Return the states of all handles, for a checkpoint."""
+        return [handle.state_dict() for handle in self.handles]
 
     def measurements(self, step: int, loss: float = math.nan) -> dict[str, float]:
         """Return means over all groups from the last measurement, for the log; empty before the first measurement.

@@ -1,7 +1,6 @@
 """Repulsion between logits in training loops: sampling, resuming, compiling, schedules, errors."""
 
 import copy
-import json
 import pickle
 import warnings
 from itertools import pairwise
@@ -242,17 +241,6 @@ def test_tokens_are_not_saved():
     shapes = {tuple(t.shape) for forces in state["forces"].values() for t in forces}
     assert shapes == {(4, 4, 16), (4, 4), (6,)}  # weight and bias by heads, and the scalars of the force
     assert set(state) == {"format", "steps", "seed", "rule", "groups", "start", "forces"}
-
-
-def test_callbacks_that_write_json_omit_the_forces():
-    from repulsive.integrations.deferred import Deferred
-
-    model, optimizer, _ = make(None)
-    deferred = Deferred(RULE, {"verbose": False, "allow_unproved": True})
-    deferred.begin(model, [(optimizer, {})])
-    train(model, optimizer, range(3))
-    assert "forces" in deferred.states()[0]
-    assert json.loads(json.dumps(deferred.states(tensors=False)))[0]["steps"] == 3
 
 
 def test_the_force_is_recomputed_every_few_steps():
