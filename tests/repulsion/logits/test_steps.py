@@ -322,6 +322,17 @@ def test_queries_are_repelled_if_keys_are_frozen():
     assert model.layers[0].k_proj.weight.grad is None
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripting_a_model_with_hooks_says_what_to_do():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2)
+    handle = repel(model, torch.optim.AdamW(model.parameters()), RULE, verbose=False)
+    for one in (model, copy.deepcopy(model)):
+        with pytest.raises(AttributeError, match=r"cannot compile the hooks of space='logits': call handle.remove\(\)"):
+            torch.jit.script(one)
+    handle.remove()
+    torch.jit.script(model)
+
+
 def test_copies_of_the_model_are_not_sampled():
     model, _, handle = make()
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
