@@ -1,5 +1,7 @@
 """Ranks with different tokens apply the same force, computed from all tokens; with real process groups."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -32,8 +34,10 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor
 
 
 def worker(rank: int, folder: str, kind: str) -> None:
+    warnings.simplefilter("error", FutureWarning)  # torch gives them for its deprecated functions
     sent = []
-    gather = dist.all_gather_into_tensor
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    gather = getattr(dist, name)
     model, data = model_and_data()
     wrapped: nn.Module = model
     if kind == "ddp":
@@ -51,9 +55,9 @@ def worker(rank: int, folder: str, kind: str) -> None:
         return gather(received, given, *args, **kwargs)
 
     if kind == "ddp":  # sharded weights call all_gather too
-        dist.all_gather_into_tensor = counting
+        setattr(dist, name, counting)
     train(wrapped, optimizer, data[:, 4 * rank : 4 * rank + 4])
-    dist.all_gather_into_tensor = gather
+    setattr(dist, name, gather)
     state = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in model.state_dict().items()}
     torch.save({"state": state, "sent": sent}, f"{folder}/{rank}.pt")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection
@@ -44,7 +45,7 @@ def gather_samples(
                 sent[:count, :-1] = torch.cat([p.to(sent.dtype) for p in parts], dim=1)
                 sent[:, -1] = own.rounding
             received = sent.new_empty(world * tokens, sent.shape[1])
-            torch.distributed.all_gather_into_tensor(received, sent)
+            _all_gather(received, sent)
             *inputs, outputs, weights, sequences, rounding = received.split([*columns, 1, 1, 1], dim=1)
             joined[number, part] = Sample(
                 tuple(inputs),
@@ -58,6 +59,13 @@ def gather_samples(
                 ranks=world,
             )
     return joined
+
+
+def _all_gather(received: Tensor, sent: Tensor) -> None:
+    """Concatenate a tensor of every rank; newer versions of torch have another name for this function."""
+    distributed = torch.distributed
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    gather(received, sent)
 
 
 def _norm(projection: Projection, own: Sample | None) -> NormFormula | None:
