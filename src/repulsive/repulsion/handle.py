@@ -19,6 +19,7 @@ from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
+from repulsive.repulsion import checks
 from repulsive.repulsion.active_updates import ActiveUpdates
 from repulsive.repulsion.backends.choose import Update
 from repulsive.repulsion.clipping import clip
@@ -66,7 +67,7 @@ class Handle:
     ) -> None:
         self.groups = groups
         self.optimizer = optimizer
-        self.rule = rule
+        self._rule = rule
         self.settings = settings
         self.steps = 0  # optimizer steps that updated parameters with the rule
         self.scaler: GradScaler | None = None  # gradient scaler of the training loop, for `apply`
@@ -82,6 +83,20 @@ class Handle:
             assert isinstance(rule, SVGD)
             step_force = StepForce(groups, rule)
         self._rule_step = RuleStep(optimizer, self._updates, self._measurements, step_force, logits)
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule; None only measures. Another rule may be assigned between two steps.
+
+        Raises:
+            RuleError: when a rule is assigned that this handle was not made for, such as one with `space="logits"`.
+        """
+        return self._rule
+
+    @rule.setter
+    def rule(self, rule: Rule | None) -> None:
+        checks.check_new_rule(self._rule, rule, self.settings)
+        self._rule = self._measurements.rule = rule
 
     # -- attaching ----------------------------------------------------------------------------------------------
 
