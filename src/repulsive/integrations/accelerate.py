@@ -20,7 +20,7 @@ from torch import nn
 
 from repulsive.errors import StateError, warn_user
 from repulsive.extras import install_command
-from repulsive.integrations.force_files import with_forces, without_forces, write_forces
+from repulsive.integrations.force_files import with_forces, write_forces
 from repulsive.repulsion import Handle, repel
 from repulsive.repulsion.arguments import RuleAndSettings
 
@@ -67,9 +67,9 @@ def repel_prepared(
         on_each_node = accelerator.project_configuration.save_on_each_node
         is_writer = accelerator.is_local_main_process if on_each_node else accelerator.is_main_process
         if handle.attached and is_writer:
-            state, path = handle.state_dict(), Path(output_dir, name)
-            path.write_text(json.dumps(without_forces(state), indent=2) + "\n", encoding="utf-8")
-            write_forces(path.with_suffix(".safetensors"), [state])
+            path = Path(output_dir, name)
+            path.write_text(json.dumps(handle.state_dict(tensors=False), indent=2) + "\n", encoding="utf-8")
+            write_forces(path.with_suffix(".safetensors"), [handle.state_dict()])
 
     def load(models: list[nn.Module], input_dir: str) -> None:
         if not handle.attached:

@@ -106,9 +106,13 @@ class Deferred:
         self._steps_before = [handle.steps for handle in self.handles]
         self._is_running = True
 
-    def states(self) -> list[dict[str, Any]]:
-        """Return the states of all handles, for a checkpoint."""
-        return [handle.state_dict() for handle in self.handles]
+    def states(self, *, tensors: bool = True) -> list[dict[str, Any]]:
+        """Return the states of all handles, for a checkpoint.
+
+        Args:
+            tensors: if False, leave out tensors, which JSON cannot store.
+        """
+        return [handle.state_dict(tensors=tensors) for handle in self.handles]
 
     def measurements(self, step: int, loss: float = math.nan) -> dict[str, float]:
         """Return means over all groups from the last measurement, for the log; empty before the first measurement.

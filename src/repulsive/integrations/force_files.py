@@ -12,11 +12,6 @@ import torch
 from repulsive.errors import StateError
 
 
-def without_forces(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a handle without its tensors, which JSON cannot store."""
-    return {name: value for name, value in state.items() if name != "forces"}
-
-
 def write_forces(path: Path, states: Sequence[dict[str, Any]]) -> None:
     """Write the forces in the states of handles; remove the file if they have none.
 
@@ -43,16 +38,16 @@ def with_forces(path: Path, states: Sequence[dict[str, Any]]) -> list[dict[str, 
 
     Args:
         path: the file that `write_forces` has written.
-        states: the states of the same checkpoint, from JSON.
+        states: results of `Handle.state_dict(tensors=False)` from the same checkpoint.
 
     Raises:
         StateError: the file is damaged.
     """
-    result = [without_forces(state) for state in states]
     if not path.is_file():
-        return result
+        return list(states)
     from safetensors import SafetensorError, safe_open
 
+    result = [dict(state) for state in states]
     try:
         with safe_open(path, framework="pt") as file:
             if (file.metadata() or {}).get("steps") != _steps(states):

@@ -19,7 +19,7 @@ from repulsive.errors import RuleError
 from repulsive.extras import install_command
 from repulsive.integrations.deferred import Deferred
 from repulsive.integrations.deferred_monitor import DeferredMonitor
-from repulsive.integrations.force_files import with_forces, without_forces, write_forces
+from repulsive.integrations.force_files import with_forces, write_forces
 from repulsive.particles.named import RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle
@@ -107,7 +107,7 @@ class RepulsiveCallback(TrainerCallback):
 
     def _store(self, state: Any) -> None:
         """Store the states of the handles where the Trainer writes them to JSON."""
-        state.stateful_callbacks[self._key] = [without_forces(one) for one in self._repulsion.states()]
+        state.stateful_callbacks[self._key] = self._repulsion.states(tensors=False)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs is None or "loss" not in logs:

@@ -276,11 +276,14 @@ class Handle:
 
     # -- saving -------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, tensors: bool = True) -> dict[str, Any]:
         """Return the state that a resumed run needs, as plain numbers and strings that JSON can hold.
 
         With `space="logits"`, between two computations of the force, the entry "forces" has the tensors in use. It may
         be left out: a run that is resumed without it computes new forces.
+
+        Args:
+            tensors: if False, leave out "forces".
         """
         start = self._first_overview()
         state: dict[str, Any] = {
@@ -292,7 +295,7 @@ class Handle:
             # Always there, and a list: distributed checkpoints need the same keys when they are loaded.
             "start": None if start is None else start.state(),
         }
-        if self._logits is not None and (forces := self._logits.state(self.steps)):
+        if tensors and self._logits is not None and (forces := self._logits.state(self.steps)):
             state["forces"] = forces
         return state
 
