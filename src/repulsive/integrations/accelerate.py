@@ -40,7 +40,7 @@ def repel_prepared(
     """Call `repel`, and save and load its state with `accelerator.save_state` and `accelerator.load_state`.
 
     The state is `repulsive.json` in the folder of the checkpoint, `repulsive_1.json` for a second handle, and so on.
-    With `space="logits"`, forces that are still in use are in a file of the same name with the suffix `.safetensors`.
+    With `space="logits"`, forces that are still in use are in a file of the same name with the suffix `.forces`.
     Attach several handles in the same order when you resume. A removed handle is neither saved nor restored; the next
     handle takes its file.
 
@@ -69,14 +69,14 @@ def repel_prepared(
         if handle.attached and is_writer:
             path = Path(output_dir, name)
             path.write_text(json.dumps(handle.state_dict(tensors=False), indent=2) + "\n", encoding="utf-8")
-            write_forces(path.with_suffix(".safetensors"), [handle.state_dict()])
+            write_forces(path.with_suffix(".forces"), [handle.state_dict()])
 
     def load(models: list[nn.Module], input_dir: str) -> None:
         if not handle.attached:
             return
         path = Path(input_dir, name)
         if path.is_file():
-            (state,) = with_forces(path.with_suffix(".safetensors"), [_read(path)])
+            (state,) = with_forces(path.with_suffix(".forces"), [_read(path)])
             handle.load_state_dict(state)
         else:
             warn_user(

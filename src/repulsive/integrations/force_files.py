@@ -1,4 +1,7 @@
-"""Forces between logits in a safetensors file, beside a JSON file with the rest of the states of handles."""
+"""Forces between logits in a safetensors file, beside a JSON file with the rest of the states of handles.
+
+Its suffix is `.forces`: many programs read all files named `*.safetensors` in a checkpoint as weights of the model.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,9 @@ def write_forces(path: Path, states: Sequence[dict[str, Any]]) -> None:
     if not tensors:
         path.unlink(missing_ok=True)  # an earlier checkpoint in the same folder may have had forces
         return
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
-    save_file(tensors, path, metadata={"steps": _steps(states)})
+    path.write_bytes(save(tensors, metadata={"steps": _steps(states)}))  # `save_file` ignores the umask
 
 
 def with_forces(path: Path, states: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -43,8 +46,8 @@ def with_forces(path: Path, states: Sequence[dict[str, Any]]) -> list[dict[str, 
     Raises:
         StateError: the file is damaged.
     """
-    if not path.is_file():
-        return list(states)
+    if not path.is_file() or not all(isinstance(state, dict) for state in states):
+        return list(states)  # `Handle.load_state_dict` refuses states that are not dictionaries
     from safetensors import SafetensorError, safe_open
 
     result = [dict(state) for state in states]

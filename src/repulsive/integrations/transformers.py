@@ -41,7 +41,7 @@ class RepulsiveCallback(TrainerCallback):
 
     It attaches when training begins, detaches when it ends, and warns if no step was changed. Each checkpoint's
     `trainer_state.json` contains its state, so `trainer.train(resume_from_checkpoint=...)` resumes with the same
-    results. With `space="logits"`, forces that are still in use are in `repulsive.safetensors` beside it; they are read
+    results. With `space="logits"`, forces that are still in use are in `repulsive.forces` beside it; they are read
     if the checkpoint is in `output_dir`, and computed anew otherwise. It adds the last measurement to the logs:
     `repulsion_ratio` (mean |repulsion| / |drive|), `head_distance`, `head_similarity`, and `repulsion_step`, the
     optimizer step of that measurement. Names of a second callback, in logs and files, end in `_1`, and so on. It warns
@@ -93,7 +93,7 @@ class RepulsiveCallback(TrainerCallback):
         self._key = f"{STATE_KEY}{self._suffix}"
         saved = state.stateful_callbacks.get(self._key)
         if saved is not None and _is_loaded_from(folder := _checkpoint(args, state), state, self._key):
-            saved = with_forces(folder / f"{self._key}.safetensors", saved)
+            saved = with_forces(folder / f"{self._key}.forces", saved)
         self._repulsion.begin(kwargs["model"], [(kwargs["optimizer"], {})], saved, resumed=state.global_step > 0)
         self._store(state)
 
@@ -103,7 +103,7 @@ class RepulsiveCallback(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         folder = _checkpoint(args, state)
         if args.should_save and folder.is_dir():
-            write_forces(folder / f"{self._key}.safetensors", self._repulsion.states())
+            write_forces(folder / f"{self._key}.forces", self._repulsion.states())
 
     def _store(self, state: Any) -> None:
         """Store the states of the handles where the Trainer writes them to JSON."""
