@@ -1,5 +1,6 @@
 """Each penalty against its definition as a double loop, and against what it is meant to do."""
 
+import pytest
 import torch
 
 from repulsive.particles import CosineLadder
@@ -63,7 +64,29 @@ def test_padding_does_not_count():
         assert torch.allclose(penalty(seen, real), expected)
         broken = seen.clone()
         broken[1, :, 2:] = float("nan")
-        assert torch.allclose(penalty(broken, real), expected)
+        broken.requires_grad_()
+        loss = penalty(broken, real)
+        loss.backward()
+        assert torch.allclose(loss, expected)
+        assert broken.grad.isfinite().all() and broken.grad[1, :, :2].any() and not broken.grad[1, :, 2:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(
+    ("penalty", "shape"), [(on_outputs, (2, 3, 5, 8)), (on_subspaces, (2, 3, 5, 8)), (cosine, (3, 8))]
+)
+def test_zero_and_large_vectors(penalty, shape, dtype):
+    """A zero vector used to receive a gradient of 1e11 in float32, and NaN in float16."""
+    torch.manual_seed(0)
+    x = (3e4 * torch.randn(shape)).clamp(-6e4, 6e4).to(dtype)  # the norm is too large for float16
+    (x[:, 1] if penalty is not cosine else x[1]).zero_()
+    known = penalty(x.double())
+    x.requires_grad_()
+    loss = penalty(x)
+    loss.backward()
+    zero = x.grad[:, 1] if penalty is not cosine else x.grad[1]
+    assert torch.allclose(loss.double(), known, rtol=1e-5)
+    assert x.grad.isfinite().all() and not zero.any()
 
 
 def test_descending_a_penalty_makes_heads_less_alike():

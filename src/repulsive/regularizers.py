@@ -3,11 +3,13 @@ r"""Penalties on attention that are added to the loss: the paper's baselines. Ea
 `on_outputs`, `on_subspaces` and `on_positions` are the disagreement regularizers of Li et al. (2018), written as
 losses: add $\lambda$ times the mean similarity of heads. Their sums run over all pairs i, j of M heads, so i = j adds a
 constant 1 / M to the cosines. No pair is formed: for unit vectors $\sum_{ij} u_i \cdot u_j = |\sum_i u_i|^2$.
+
+A zero vector has cosine 0 with all others, and receives no gradient. Positions that a mask excludes may hold NaN, and
+receive no gradient. Cosines of half-precision tensors are computed in float32.
 """
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 __all__ = ["cosine", "frobenius", "on_outputs", "on_positions", "on_subspaces"]
 
@@ -25,7 +27,7 @@ def cosine(theta: Tensor) -> Tensor:
     Returns:
         A scalar, the mean over leading dimensions.
     """
-    total = F.normalize(theta, dim=-1).sum(-2)  # [..., D]
+    total = _unit(theta).sum(-2)  # [..., D]
     return (total.square().sum(-1) / theta.shape[-2]).mean()
 
 
@@ -81,13 +83,31 @@ def on_positions(weights: Tensor, mask: Tensor | None = None) -> Tensor:
         weights: attention of each head, [B, M, T, S], not negative.
         mask: queries to include, bool [B, T]; None: all.
     """
-    heads = weights.shape[1]
-    return _masked_mean(weights.sum(1).square().sum(-1) / heads**2, mask)
+    return _mean_square(_without_masked(weights, mask), mask)
 
 
 def _mean_cosine(x: Tensor, mask: Tensor | None) -> Tensor:
-    unit = F.normalize(x, dim=-1)  # [B, M, T, d]
-    return _masked_mean(unit.sum(1).square().sum(-1) / x.shape[1] ** 2, mask)
+    return _mean_square(_unit(_without_masked(x, mask)), mask)
+
+
+def _mean_square(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Average the squared length of the mean over heads: [B, M, T, d] -> scalar."""
+    return _masked_mean(x.sum(1).square().sum(-1) / x.shape[1] ** 2, mask)
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Normalise rows to unit length; keep zero rows, with a gradient of zero.
+
+    In float16, squares overflow, and the small number with which `F.normalize` protects zero rows is zero.
+    """
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
+    return wide / torch.where(norm == 0, torch.inf, norm)
+
+
+def _without_masked(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Set positions [B, T] that a mask excludes to zero, so that NaN there has no gradient: [B, M, T, d]."""
+    return x if mask is None else torch.where(mask[:, None, :, None], x, 0)
 
 
 def _masked_mean(x: Tensor, mask: Tensor | None) -> Tensor:

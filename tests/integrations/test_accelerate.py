@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from repulsive import SVGD, UnknownSetting
 from repulsive.errors import StateError
 from repulsive.integrations.accelerate import repel_prepared
-from tests.integrations.training import RULES, encoder, labelled, weights
+from tests.integrations.training import LOGITS, RULES, encoder, labelled, weights
 
 BATCHES = 4
 
@@ -60,13 +60,46 @@ def test_a_resumed_run_equals_an_uninterrupted_one(rule, attach, tmp_path):
     assert not torch.equal(weights(Run(None).epoch().epoch().model), whole)
 
 
-def test_forces_between_logits_are_left_out(tmp_path):
-    """JSON cannot store tensors; the resumed run computes new forces."""
-    run = Run(SVGD("heads", 0.01, space="logits", tokens=32, every=BATCHES + 1)).epoch()
-    assert "forces" in run.handle.state_dict()
+def test_forces_between_logits_are_saved_beside_the_state(tmp_path):
+    whole = weights(Run(LOGITS).epoch().epoch().model)
+    Run(LOGITS).epoch().accelerator.save_state(str(tmp_path))
+    modes = {(tmp_path / name).stat().st_mode for name in ("repulsive.json", "repulsive.forces")}
+    assert len(modes) == 1  # that of the umask
+
+    resumed = Run(LOGITS)
+    resumed.accelerator.load_state(str(tmp_path))
+    assert torch.equal(weights(resumed.epoch().model), whole)
+
+    (tmp_path / "repulsive.forces").unlink()
+    resumed = Run(LOGITS)
+    resumed.accelerator.load_state(str(tmp_path))
+    assert not torch.equal(weights(resumed.epoch().model), whole)
+
+
+def test_a_file_with_forces_of_another_checkpoint_is_not_read(tmp_path):
+    run = Run(LOGITS).epoch()
     run.accelerator.save_state(str(tmp_path))
-    run.accelerator.load_state(str(tmp_path))
-    assert run.handle.steps == BATCHES and run.epoch().handle.steps == 2 * BATCHES
+    (tmp_path / "repulsive.forces").rename(tmp_path / "other")
+    run.epoch().accelerator.save_state(str(tmp_path))  # 8 steps
+    (tmp_path / "other").rename(tmp_path / "repulsive.forces")  # of 4 steps
+    resumed = Run(LOGITS)
+    resumed.accelerator.load_state(str(tmp_path))
+    assert resumed.handle.steps == 2 * BATCHES and "forces" not in resumed.handle.state_dict()
+
+    resumed.handle.load_state_dict({**resumed.handle.state_dict(), "steps": 5})  # the next step computes a new force
+    resumed.accelerator.save_state(str(tmp_path))
+    assert not (tmp_path / "repulsive.forces").exists()
+
+
+def test_damaged_forces_are_refused_by_name(tmp_path):
+    Run(LOGITS).epoch().accelerator.save_state(str(tmp_path))
+    (tmp_path / "repulsive.forces").write_bytes(b"damaged")
+    with pytest.raises(StateError, match=r"repulsive.forces: the forces are damaged .* or delete this file"):
+        Run(LOGITS).accelerator.load_state(str(tmp_path))
+
+    (tmp_path / "repulsive.json").write_text("[]")
+    with pytest.raises(StateError, match="not the state of a handle"):
+        Run(LOGITS).accelerator.load_state(str(tmp_path))
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)

@@ -14,7 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from repulsive import SVGD, RuleError, StateError
 from repulsive.integrations.transformers import STATE_KEY, RepulsiveCallback
 from repulsive.repulsion import Until, unwrap_optimizer
-from tests.integrations.training import RULES, Copies, llama, step_by_hand, weights
+from tests.integrations.training import LOGITS, RULES, Copies, llama, step_by_hand, weights
 
 STEPS, STOP = 6, 3
 
@@ -71,6 +71,23 @@ def test_a_resumed_run_equals_an_uninterrupted_one(rule, elsewhere, uninterrupte
     assert torch.equal(weights(trainer.model), uninterrupted(rule))
     assert callback.handle.steps == STEPS
     assert not torch.equal(uninterrupted(rule), uninterrupted(None))
+
+
+def test_forces_between_logits_are_saved_beside_the_state(uninterrupted, tmp_path):
+    whole, half = uninterrupted(LOGITS), tmp_path / "half"
+    make_trainer(half, quiet(LOGITS), StopAt(STOP)).train()
+    make_trainer(tmp_path / "other", quiet(LOGITS), StopAt(STOP), seed=1).train()  # has a checkpoint of the same step
+    checkpoint = str(half / f"checkpoint-{STOP}")
+
+    def resumed(folder, path) -> torch.Tensor:
+        trainer = make_trainer(folder, quiet(LOGITS))
+        trainer.train(resume_from_checkpoint=path)
+        return weights(trainer.model)
+
+    assert not torch.equal(resumed(tmp_path / "new", checkpoint), whole)  # the Trainer does not tell the path
+    assert not torch.equal(resumed(tmp_path / "other", checkpoint), whole)
+    assert torch.equal(resumed(half, True), whole)
+    assert torch.equal(resumed(half, checkpoint), whole)
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)

@@ -16,6 +16,8 @@ RULES = {
     "svgd": SVGD(alpha="auto", ratio=Linear(0.1, 1.0, 6)),
     "spos": SPOS(alpha="auto", ratio=0.3, beta=1e6),
 }
+# Forces are in use for several steps, of which a checkpoint is one.
+LOGITS = SVGD("heads", 0.3, space="logits", tokens=32, every=5)
 TOKENS, LENGTH = 12, 7
 
 

@@ -5,14 +5,14 @@ import torch
 
 from repulsive.particles import SVGD
 from repulsive.particles.gram import DOUBLE_ERROR, gram
-from repulsive.particles.kernels import AnyKernel
+from repulsive.particles.kernels import AnyKernel, Space
 
 RATIO = 0.01
 
 
-def relative_push(theta: torch.Tensor, grad: torch.Tensor, kernel: AnyKernel) -> float:
+def relative_push(theta: torch.Tensor, grad: torch.Tensor, kernel: AnyKernel, space: Space = "sphere") -> float:
     """|repulsion| / |gradient| of an update, from the result itself."""
-    rule = SVGD("heads", kernel=kernel, space="sphere", smoothing=0, alpha="auto", ratio=RATIO)
+    rule = SVGD("heads", kernel=kernel, space=space, smoothing=0, alpha="auto", ratio=RATIO)
     return float((rule.gradient(theta, grad) - grad).norm() / grad.norm())
 
 
@@ -50,6 +50,49 @@ def test_two_parallel_heads_are_not_pushed(kernel, dtype, factor):
         torch.manual_seed(seed)
         head, grad = torch.randn(64, dtype=dtype), torch.randn(2, 64, dtype=dtype)
         assert relative_push(torch.stack([head, factor * head]), grad, kernel) == 0
+
+
+def cosine(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cosine_similarity(x, y, dim=-1)
+
+
+def cosine_by_norms(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))
+
+
+def cosine_above_half(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (cosine(x, y) - 0.5).clamp(min=0)
+
+
+@pytest.mark.parametrize("factors", [(1.0, 1.7), (1.0, -3.0, 0.3), (1.0, 2.0, 4.0), (1.0, 1.0, 5.0)], ids=str)
+@pytest.mark.parametrize("kernel", ["cosine", cosine, cosine_by_norms, cosine_above_half])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("size", [4, 64, 3000])
+def test_parallel_heads_of_different_norms_are_not_pushed_by_a_cosine_between_weights(size, kernel, dtype, factors):
+    """The rounding error of a callable kernel was scaled up to the ratio."""
+    for seed in range(5):
+        torch.manual_seed(seed)
+        theta = torch.tensor(factors, dtype=dtype)[:, None] * torch.randn(size, dtype=dtype)
+        assert relative_push(theta, torch.randn_like(theta), kernel, "weights") == 0
+
+
+def wide(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.exp(-(x - y).square().sum(-1) / 1e6)
+
+
+def narrow(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.exp(-4 * (x - y).abs().sum(-1) / x.shape[-1])  # its slope jumps where two heads are equal
+
+
+@pytest.mark.parametrize("kernel", [gaussian, wide, narrow, cosine, cosine_by_norms])
+@pytest.mark.parametrize("apart", [1.0, 1e-2, 1e-4, 1e-5])
+@pytest.mark.parametrize("equal", [1, 2])
+def test_a_true_force_of_a_callable_kernel_between_weights_holds_the_ratio(kernel, apart, equal):
+    """Also where it changes the kernel's values by less than their rounding error."""
+    torch.manual_seed(0)
+    theta = torch.randn(1, 64) + apart * torch.randn(4, 64)
+    theta[:equal] = theta[0]
+    assert relative_push(theta, torch.randn(4, 64), kernel, "weights") == pytest.approx(RATIO, rel=0.05)
 
 
 def test_nearly_equal_heads_hold_the_ratio():

@@ -5,7 +5,7 @@ import torch
 
 from repulsive import SVGD
 from repulsive.errors import RuleError
-from repulsive.particles.logits import Circuits, are_parallel, centre_keys, cosines, function_gram, mean_and_largest
+from repulsive.particles.logits import Circuits, centre_keys, cosines, function_gram, mean_and_largest
 
 READS = (0, 0, 1, 1)
 
@@ -89,14 +89,6 @@ def test_a_head_with_zero_logits_has_cosine_zero_with_all_others():
     q[:, 0] = 0
     similarity = cosines(Circuits(q, k).products())
     assert float(similarity[0].abs().max()) == 0 and bool(similarity.isfinite().all())
-
-
-def test_parallel_functions():
-    unit = torch.nn.functional.normalize(drawn(1, 50), dim=1)
-    sizes = torch.tensor([[1.0], [-2.0], [0.0], [3.0]], dtype=unit.dtype)
-    near = sizes * unit + 1e-6 * drawn(4, 50)
-    functions = torch.stack([sizes * unit, near, torch.zeros_like(near)])
-    assert are_parallel(functions @ functions.mT, 1e-13).tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("reads", [None, (0, 0, 1, 1)])

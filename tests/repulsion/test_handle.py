@@ -245,3 +245,40 @@ def test_a_copied_model_refers_to_the_handle_of_the_original(make_model):
     assert averaged.module.handle is handle and handle.attached and handle.optimizer is optimizer
     with pytest.raises(StateError, match=r"save handle\.state_dict\(\)"):
         copy.deepcopy((make_model(), optimizer, handle))  # the copied optimizer would not call a handle
+
+
+def test_the_rule_may_be_replaced(make_model, backward):
+    rules = [SVGD(alpha=0.5), None, SVGD(alpha="auto", ratio=0.2, space="sphere"), SVGD(alpha=0.5)]
+    model, expected = make_model(), make_model()
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, expected)]
+    handle = repel(model, optimizers[0], rules[0], measure_every=1, verbose=False)
+    for index, rule in enumerate(rules):
+        handle.rule = rule
+        backward(model, index)
+        optimizers[0].step()
+        with repel(expected, optimizers[1], rule, measure_every=1, verbose=False) as other:
+            other.load_state_dict({**other.state_dict(), "steps": index})
+            backward(expected, index)
+            optimizers[1].step()
+            assert [line.ratio for line in handle.report()] == [line.ratio for line in other.report()]
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), expected.parameters(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "options", "message"),
+    [
+        (SVGD(), "paper", {}, r"handle.rule='paper': expected a rule, such as SVGD\(\), or None"),
+        (SVGD(), SVGD, {}, "expected a rule"),
+        (SVGD(), SVGD(space="logits"), {}, r"cannot become SVGD\(.*space='logits'.* Call handle.remove\(\)"),
+        (SVGD(alpha="auto"), SVGD(alpha="auto", ratio=0.5), {"force_in": "step"}, "force_in='step' adds the force"),
+        (None, SGLD(), {}, r"no place was chosen for it \(noise_in\)"),
+    ],
+    ids=["name", "class", "logits", "after the step", "noise"],
+)
+def test_a_rule_that_the_handle_was_not_made_for_is_refused(first, second, options, message, make_model):
+    model = make_model()
+    handle = repel(model, torch.optim.AdamW(model.parameters()), first, verbose=False, **options)
+    handle.rule = copy.copy(handle.rule)  # an equal rule changes nothing
+    with pytest.raises(RuleError, match=message):
+        handle.rule = second
+    assert handle.rule == first

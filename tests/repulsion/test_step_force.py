@@ -276,14 +276,23 @@ def test_wrong_settings_are_errors(make_model):
 @pytest.mark.filterwarnings("ignore::repulsive.CollapsedHeads")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("factors", [(1.0, -2.0), (1.0, 2.0, 0.5), (1.0, 1.0, -1.0, -1.0)], ids=str)
-@pytest.mark.parametrize("kernel", ["rbf", lambda x, y: torch.exp(-(x - y).square().sum(-1))], ids=["rbf", "callable"])
-def test_rounding_errors_are_not_scaled_up_to_the_ratio(kernel, factors, dtype):
-    """Parallel and antiparallel heads have no force on the sphere."""
+@pytest.mark.parametrize(
+    ("space", "kernel"),
+    [
+        ("sphere", "rbf"),
+        ("sphere", lambda x, y: torch.exp(-(x - y).square().sum(-1))),
+        ("weights", "cosine"),
+        ("weights", lambda x, y: nn.functional.cosine_similarity(x, y, dim=-1)),
+    ],
+    ids=["sphere-rbf", "sphere-callable", "weights-cosine", "weights-callable"],
+)
+def test_rounding_errors_are_not_scaled_up_to_the_ratio(space, kernel, factors, dtype):
+    """Parallel and antiparallel heads have no force on the sphere, nor by a cosine."""
     torch.manual_seed(0)
     layer = nn.Module()
     layer.weight = nn.Parameter(torch.tensor(factors, dtype=dtype)[:, None] * torch.randn(60, dtype=dtype))
     optimizer = torch.optim.SGD([layer.weight], lr=1.0)
-    rule = SVGD("heads", **HELD, kernel=kernel, space="sphere")
+    rule = SVGD("heads", **HELD, kernel=kernel, space=space)
     handle = repel(layer, optimizer, rule, groups=group_stacked(layer, "weight"), force_in="step", verbose=False)
     layer.weight.grad = torch.randn_like(layer.weight)
     expected = layer.weight.detach() - layer.weight.grad

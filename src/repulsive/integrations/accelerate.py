@@ -20,6 +20,7 @@ from torch import nn
 
 from repulsive.errors import StateError, warn_user
 from repulsive.extras import install_command
+from repulsive.integrations.force_files import with_forces, write_forces
 from repulsive.repulsion import Handle, repel
 from repulsive.repulsion.arguments import RuleAndSettings
 
@@ -39,6 +40,7 @@ def repel_prepared(
     """Call `repel`, and save and load its state with `accelerator.save_state` and `accelerator.load_state`.
 
     The state is `repulsive.json` in the folder of the checkpoint, `repulsive_1.json` for a second handle, and so on.
+    With `space="logits"`, forces that are still in use are in a file of the same name with the suffix `.forces`.
     Attach several handles in the same order when you resume. A removed handle is neither saved nor restored; the next
     handle takes its file.
 
@@ -65,16 +67,17 @@ def repel_prepared(
         on_each_node = accelerator.project_configuration.save_on_each_node
         is_writer = accelerator.is_local_main_process if on_each_node else accelerator.is_main_process
         if handle.attached and is_writer:
-            state = handle.state_dict()
-            state.pop("forces", None)  # tensors, which JSON cannot store; a resumed run computes new forces
-            Path(output_dir, name).write_text(json.dumps(state, indent=2) + "\n", encoding="utf-8")
+            path = Path(output_dir, name)
+            path.write_text(json.dumps(handle.state_dict(tensors=False), indent=2) + "\n", encoding="utf-8")
+            write_forces(path.with_suffix(".forces"), [handle.state_dict()])
 
     def load(models: list[nn.Module], input_dir: str) -> None:
         if not handle.attached:
             return
         path = Path(input_dir, name)
         if path.is_file():
-            handle.load_state_dict(_read(path))
+            (state,) = with_forces(path.with_suffix(".forces"), [_read(path)])
+            handle.load_state_dict(state)
         else:
             warn_user(
                 f"{input_dir} has no {name}: the checkpoint was made without repulsion. Steps of repulsion and "

@@ -110,11 +110,9 @@ class Deferred:
         """Return the states of all handles, for a checkpoint.
 
         Args:
-            tensors: if False, omit tensors, which JSON cannot store: forces between logits, which a resumed run
-                recomputes.
+            tensors: if False, leave out tensors, which JSON cannot store.
         """
-        states = [handle.state_dict() for handle in self.handles]
-        return states if tensors else [{k: v for k, v in state.items() if k != "forces"} for state in states]
+        return [handle.state_dict(tensors=tensors) for handle in self.handles]
 
     def measurements(self, step: int, loss: float = math.nan) -> dict[str, float]:
         """Return means over all groups from the last measurement, for the log; empty before the first measurement.

@@ -10,6 +10,8 @@ and let repulsion clip: `TrainingArguments(max_grad_norm=0)` with `RepulsiveCall
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, Unpack
 
 from repulsive import HeadMonitor
@@ -17,6 +19,7 @@ from repulsive.errors import RuleError
 from repulsive.extras import install_command
 from repulsive.integrations.deferred import Deferred
 from repulsive.integrations.deferred_monitor import DeferredMonitor
+from repulsive.integrations.force_files import with_forces, write_forces
 from repulsive.particles.named import RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle
@@ -38,9 +41,11 @@ class RepulsiveCallback(TrainerCallback):
 
     It attaches when training begins, detaches when it ends, and warns if no step was changed. Each checkpoint's
     `trainer_state.json` contains its state, so `trainer.train(resume_from_checkpoint=...)` resumes with the same
-    results. It adds the last measurement to the logs: `repulsion_ratio` (mean |repulsion| / |drive|), `head_distance`,
-    `head_similarity`, and `repulsion_step`, the optimizer step of that measurement. Names of a second callback end in
-    `_1`, and so on. It warns if these values show that the model has collapsed.
+    results. With `space="logits"`, forces that are still in use are in `repulsive.forces` beside it; they are read
+    if the checkpoint is in `output_dir`, and computed anew otherwise. It adds the last measurement to the logs:
+    `repulsion_ratio` (mean |repulsion| / |drive|), `head_distance`, `head_similarity`, and `repulsion_step`, the
+    optimizer step of that measurement. Names of a second callback, in logs and files, end in `_1`, and so on. It warns
+    if these values show that the model has collapsed.
 
     Args:
         rule: a rule or its name, as in `repel`.
@@ -87,11 +92,21 @@ class RepulsiveCallback(TrainerCallback):
         self._suffix = f"_{callbacks.index(self)}" if callbacks.index(self) else ""
         self._key = f"{STATE_KEY}{self._suffix}"
         saved = state.stateful_callbacks.get(self._key)
+        if saved is not None and _is_loaded_from(folder := _checkpoint(args, state), state, self._key):
+            saved = with_forces(folder / f"{self._key}.forces", saved)
         self._repulsion.begin(kwargs["model"], [(kwargs["optimizer"], {})], saved, resumed=state.global_step > 0)
-        state.stateful_callbacks[self._key] = self._repulsion.states(tensors=False)
+        self._store(state)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        # At every step, because `on_save` runs after the checkpoint was written.
+        self._store(state)  # at every step, because `on_save` runs after `trainer_state.json` was written
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        folder = _checkpoint(args, state)
+        if args.should_save and folder.is_dir():
+            write_forces(folder / f"{self._key}.forces", self._repulsion.states())
+
+    def _store(self, state: Any) -> None:
+        """Store the states of the handles where the Trainer writes them to JSON."""
         state.stateful_callbacks[self._key] = self._repulsion.states(tensors=False)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
@@ -117,6 +132,21 @@ class RepulsiveCallback(TrainerCallback):
             )
         if self._repulsion.settings.get("max_norm") is None:
             raise RuleError("order='repel-clip' with max_grad_norm=0 clips nothing: pass max_norm=... to the callback")
+
+
+def _checkpoint(args: Any, state: Any) -> Path:
+    """Return the folder of the Trainer's checkpoint of the current step. The Trainer does not tell which it loads."""
+    return Path(args.output_dir, f"checkpoint-{state.global_step}")
+
+
+def _is_loaded_from(folder: Path, state: Any, key: str) -> bool:
+    """Check whether the Trainer has loaded its state from a folder, or from a copy of it."""
+    try:
+        saved = json.loads(Path(folder, "trainer_state.json").read_text(encoding="utf-8"))
+        found = saved["log_history"], saved["stateful_callbacks"][key]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return json.dumps(found) == json.dumps((state.log_history, state.stateful_callbacks[key]))
 
 
 class MonitorCallback(TrainerCallback):

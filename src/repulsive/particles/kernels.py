@@ -22,6 +22,7 @@ from repulsive.errors import RuleError, did_you_mean
 from repulsive.particles import bandwidths
 from repulsive.particles.bandwidths import Bandwidth
 from repulsive.particles.gram import Gram
+from repulsive.particles.noise import normal
 
 KernelName = Literal["rbf", "imq", "cosine", "hinge"]
 Space = Literal["weights", "sphere", "logits"]
@@ -195,26 +196,32 @@ class Differentiable:
         out: if no other heads interact, they are all that alpha="auto" would scale up.
         """
         values, forces = [], []
-        zero = _are_zero(theta.detach().square().sum(-1))  # [..., M]
-        theta = torch.where(zero.unsqueeze(-1), 0, theta) if space == "sphere" else theta
+        theta = theta.detach()
+        zero = _are_zero(theta.square().sum(-1)).unsqueeze(-1)  # [..., M, 1]
+        theta = torch.where(zero, 0, theta) if space == "sphere" else theta
         for i in range(theta.shape[-2]):
+            own = theta[..., i : i + 1, :].expand_as(theta)
             with torch.enable_grad():
-                others = theta.detach().clone().requires_grad_()  # [..., M, D]
-                own = theta[..., i : i + 1, :].detach().clone().requires_grad_()  # [..., 1, D]
-                is_equal = (others == own).all(-1)  # [..., M]
-                if space == "sphere":
-                    row = self.function(_unit(others.detach()), _unit(own))
-                    (slope,) = torch.autograd.grad((row * ~is_equal).sum(), own, retain_graph=True)  # [..., 1, D]
-                    (of_equal,) = torch.autograd.grad((row * is_equal).sum(), own)
-                    slope = slope + _without_rounding(of_equal, own, row)
-                    force = torch.where(zero[..., i : i + 1], 0, -slope.squeeze(-2))
-                else:
-                    row = self.function(others, own)  # [..., M]
-                    (slope,) = torch.autograd.grad(row.sum(), others)  # [..., M, D]
-                    force = torch.where(is_equal.unsqueeze(-1), _without_rounding(slope, others, row), slope).sum(-2)
+                varied = (own if space == "sphere" else theta).clone().requires_grad_()  # [..., M, D]
+                row = self.function(_unit(theta), _unit(varied)) if space == "sphere" else self.function(varied, own)
+                (slope,) = torch.autograd.grad(row.sum(), varied)  # [..., M, D], one slope per pair
+            is_equal = (theta == own).all(-1, keepdim=True)
+            force = torch.where(is_equal, _without_rounding(slope, theta, row.detach()), slope).sum(-2)
             values.append(row.detach())
-            forces.append(force)
+            forces.append(torch.where(zero[..., i, :], 0, -force) if space == "sphere" else force)
         return torch.stack(values, dim=-2), torch.stack(forces, dim=-2)
+
+    def rounding_of(self, theta: Tensor, space: str, force: Tensor) -> Tensor:
+        """Estimate the norm of `force` below which it is rounding error: [..., M, D] -> [...].
+
+        It is twice the change of the force if every number of the particles changes by a few rounding errors. The force
+        that a cosine exerts between parallel heads, for example, changes by as much as itself.
+        """
+        bits = theta.detach().contiguous().view(torch.int64 if theta.dtype == torch.float64 else torch.int32)
+        noise = normal(0, bits, dtype=theta.dtype)  # a function of the number, so equal heads stay equal
+        near = theta * (1 + 4 * torch.finfo(theta.dtype).eps * noise)
+        change: Tensor = (self.pairs(near, space)[1] - force).flatten(-2).norm(dim=-1)
+        return 2 * change
 
 
 NAMED: dict[str, Kernel] = {"rbf": RBF, "imq": IMQ, "cosine": Cosine(), "hinge": Hinge()}
@@ -268,11 +275,11 @@ def _without_rounding(slope: Tensor, theta: Tensor, row: Tensor) -> Tensor:
     """Set slopes of a kernel to zero that change its values by less than their rounding errors.
 
     Args:
-        slope: slopes by particles [..., n, D].
-        theta: the particles [..., n, D].
+        slope: slopes by particles [..., M, D].
+        theta: the particles [..., M, D].
         row: values of the kernel [..., M].
     """
-    change = slope.norm(dim=-1) * theta.norm(dim=-1)  # [..., n]
+    change = slope.norm(dim=-1) * theta.norm(dim=-1)  # [..., M]
     error = 64 * torch.finfo(row.dtype).eps * row.abs().amax(-1, keepdim=True)
     return torch.where((change <= error).unsqueeze(-1), 0, slope)
 

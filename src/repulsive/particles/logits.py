@@ -100,7 +100,7 @@ class Circuits:
         )
 
     def are_rounding_errors(
-        self, forces: tuple[Tensor, Tensor], matrix: Tensor, moments: tuple[Tensor, Tensor], error: float
+        self, forces: tuple[Tensor, Tensor], matrix: Tensor, moments: tuple[Tensor, Tensor], error: float | Tensor
     ) -> Tensor:
         r"""Check whether the forces on all heads are rounding errors, as between parallel functions: [...].
 
@@ -112,7 +112,7 @@ class Circuits:
             forces: the result of `pull_back`.
             matrix: R [..., M, M].
             moments: the result of `moments`.
-            error: largest share of the terms that counts as rounding error.
+            error: largest share of the terms that counts as rounding error, a number or [..., 1].
         """
         wide = wide_dtype(moments[0].device)  # the squares below underflow in float32 if heads are small
         left, right = (both.diagonal(dim1=-4, dim2=-2).movedim(-1, -3).to(wide) for both in moments)  # [..., M, d, d]
@@ -168,20 +168,6 @@ def cosines(products: Tensor, shortest: float = 0.0) -> Tensor:
     is_zero = norms2 <= shortest**2 * norms2.mean(-1, keepdim=True)
     inverse = torch.where(is_zero, 0, torch.where(is_zero, 1, norms2).rsqrt())
     return products * inverse.unsqueeze(-1) * inverse.unsqueeze(-2)
-
-
-def are_parallel(products: Tensor, tolerance: float) -> Tensor:
-    """Check whether all functions or heads are parallel or antiparallel, up to rounding errors: [..., M, M] -> [...].
-
-    Such functions exert no force on each other. Zero functions count as parallel to all others.
-
-    Args:
-        products: inner products in float64, [..., M, M].
-        tolerance: squared distance below which unit functions count as equal.
-    """
-    norms2 = products.diagonal(dim1=-2, dim2=-1)  # [..., M]
-    is_parallel = products.square() >= (1 - tolerance) * norms2.unsqueeze(-1) * norms2.unsqueeze(-2)
-    return is_parallel.flatten(-2).all(-1)
 
 
 def mean_and_largest(similarity: Tensor) -> tuple[Tensor, Tensor]:

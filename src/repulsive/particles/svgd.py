@@ -13,9 +13,9 @@ from repulsive.errors import RuleError
 from repulsive.particles import bandwidths, kernels, priors
 from repulsive.particles.bandwidths import Bandwidth
 from repulsive.particles.collapse import warn_if_equal
-from repulsive.particles.gram import DOUBLE_ERROR, Gram, gram
+from repulsive.particles.gram import Gram, gram
 from repulsive.particles.kernels import AnyKernel, Cosine, Differentiable, Hinge, Interaction, Space
-from repulsive.particles.logits import are_parallel, cosines, mean_and_largest
+from repulsive.particles.logits import cosines, mean_and_largest
 from repulsive.particles.priors import Prior, PriorName
 from repulsive.particles.rule import (
     Coefficients,
@@ -248,7 +248,7 @@ class SVGD(Rule):
             step: optimizer steps taken so far, for schedules.
             drive_norm: |A grad| of each group; needed with alpha="auto".
             unit_norm: norm of the repulsive part at alpha = 1.
-            rounding: rounding error of `unit_norm`, see `Gram.rounding_of`.
+            rounding: largest `unit_norm` that is rounding error, see `Gram.rounding_of`.
         """
         if not self.holds_ratio:
             return torch.full_like(unit_norm, self.act_every * self.value_at("alpha", step))
@@ -287,17 +287,25 @@ class SVGD(Rule):
         no_bandwidth = torch.full_like(alpha, torch.nan)
         return result, self._measure(gram(theta), no_bandwidth, drive_norm, alpha, unit_norm)
 
-    def _by_autograd(self, theta: Tensor, grad: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return the direction with a callable kernel, |drive|, alpha, and the repulsive norm at alpha = 1."""
+    def repulsion_by_autograd(self, theta: Tensor) -> tuple[Tensor, Tensor, Tensor | float]:
+        """Compute K [..., M, M] of a callable kernel, the repulsive part at alpha = 1 [..., M, D], and its error.
+
+        Returns:
+            The error is the norm [...] below which the repulsive part is rounding error, or 0 if alpha is a number:
+            then rounding errors are not scaled up.
+        """
         kernel = kernels.resolve(self.kernel)
         assert isinstance(kernel, Differentiable)
-        values, force = kernel.pairs(theta, self.space)  # [..., M, M], [..., M, D]
+        scale = self.force_scale(theta.shape[-2])
+        values, force = kernel.pairs(theta, self.space)
+        return values, scale * force, scale * kernel.rounding_of(theta, self.space, force) if self.holds_ratio else 0.0
+
+    def _by_autograd(self, theta: Tensor, grad: Tensor, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the direction with a callable kernel, |drive|, alpha, and the repulsive norm at alpha = 1."""
+        values, unit, rounding = self.repulsion_by_autograd(theta)
         matrix = self.drive(values)
         drive = matrix @ grad
-        unit = self.force_scale(theta.shape[-2]) * force
         drive_norm, unit_norm = drive.flatten(-2).norm(dim=-1), unit.flatten(-2).norm(dim=-1)
-        if self.space == "sphere":  # the norm of no force contains rounding errors
-            unit_norm = torch.where(are_parallel(gram(theta).inner, DOUBLE_ERROR**2), 0, unit_norm)
-        alpha = self.weight_of(step, drive_norm, unit_norm)
+        alpha = self.weight_of(step, drive_norm, unit_norm, rounding)
         prior = priors.resolve(self.prior).precision * (matrix @ theta)  # excluded from the ratio
         return drive + prior - alpha[..., None, None] * unit, drive_norm, alpha, unit_norm

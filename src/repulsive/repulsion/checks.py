@@ -110,6 +110,34 @@ def resolve_rule(rule: object) -> Rule | None:
     )
 
 
+def check_new_rule(old: Rule | None, new: Rule | None, settings: Settings) -> None:
+    """Check that a handle can continue with another rule.
+
+    Args:
+        old: the rule of the handle.
+        new: the rule to replace it.
+        settings: the settings of the handle.
+
+    Raises:
+        RuleError: the new value is not a rule, or `repel` would prepare the handle in another way for it.
+    """
+    if not (new is None or isinstance(new, Rule)):
+        raise RuleError(f"handle.rule={short_repr(new)}: expected a rule, such as SVGD(), or None")
+    if new == old:
+        return
+    reason = ""
+    if any(rule is not None and rule.reads_tokens for rule in (old, new)):
+        reason = "space='logits' compares tokens that are sampled for one rule"
+    elif settings.force_in == "step":
+        reason = "force_in='step' adds the force of the first rule"
+    elif new is not None and new.has_noise and not (old is not None and old.has_noise):
+        reason = "the first rule has no noise, so no place was chosen for it (noise_in)"
+    if reason:
+        raise RuleError(
+            f"handle.rule cannot become {new!r}: {reason}. Call handle.remove(), then repel with the new rule"
+        )
+
+
 def check_settings(rule: Rule | None, settings: Settings) -> Settings:
     """Check the settings of a handle, and return them with the seed as an int.
 

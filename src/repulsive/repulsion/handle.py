@@ -19,6 +19,7 @@ from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.particles.svgd import SVGD
+from repulsive.repulsion import checks
 from repulsive.repulsion.active_updates import ActiveUpdates
 from repulsive.repulsion.backends.choose import Update
 from repulsive.repulsion.clipping import clip
@@ -66,7 +67,7 @@ class Handle:
     ) -> None:
         self.groups = groups
         self.optimizer = optimizer
-        self.rule = rule
+        self._rule = rule
         self.settings = settings
         self.steps = 0  # optimizer steps that updated parameters with the rule
         self.scaler: GradScaler | None = None  # gradient scaler of the training loop, for `apply`
@@ -82,6 +83,20 @@ class Handle:
             assert isinstance(rule, SVGD)
             step_force = StepForce(groups, rule)
         self._rule_step = RuleStep(optimizer, self._updates, self._measurements, step_force, logits)
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule; None only measures. Another rule may be assigned between two steps.
+
+        Raises:
+            RuleError: when a rule is assigned that this handle was not made for, such as one with `space="logits"`.
+        """
+        return self._rule
+
+    @rule.setter
+    def rule(self, rule: Rule | None) -> None:
+        checks.check_new_rule(self._rule, rule, self.settings)
+        self._rule = self._measurements.rule = rule
 
     # -- attaching ----------------------------------------------------------------------------------------------
 
@@ -261,11 +276,14 @@ class Handle:
 
     # -- saving -------------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, tensors: bool = True) -> dict[str, Any]:
         """Return the state that a resumed run needs, as plain numbers and strings that JSON can hold.
 
         With `space="logits"`, between two computations of the force, the entry "forces" has the tensors in use. It may
         be left out: a run that is resumed without it computes new forces.
+
+        Args:
+            tensors: if False, leave out "forces".
         """
         start = self._first_overview()
         state: dict[str, Any] = {
@@ -277,7 +295,7 @@ class Handle:
             # Always there, and a list: distributed checkpoints need the same keys when they are loaded.
             "start": None if start is None else start.state(),
         }
-        if self._logits is not None and (forces := self._logits.state(self.steps)):
+        if tensors and self._logits is not None and (forces := self._logits.state(self.steps)):
             state["forces"] = forces
         return state
 

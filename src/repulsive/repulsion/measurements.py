@@ -61,7 +61,7 @@ class Measurements:
 
     def __init__(self, groups: Sequence[HeadGroup], rule: Rule | None) -> None:
         self._groups = groups
-        self._rule = rule
+        self.rule = rule
         self.reset()
 
     def reset(self) -> None:
@@ -128,7 +128,7 @@ class Measurements:
             self._warn_of_strength(ratio, step)
 
     def _check_growth(self, measured: Sequence[Measured], step: int) -> None:
-        rule = self._rule
+        rule = self.rule
         if not isinstance(rule, SVGD) or rule.space != "weights" or rule.alpha == 0:
             return  # other rules do not push heads apart in the space of weights
         if (growth := self._growth.observe(measured)) is not None:
@@ -139,7 +139,7 @@ class Measurements:
             )
 
     def _warn_of_strength(self, ratio: float, step: int) -> None:
-        holds_ratio = self._rule is not None and self._rule.holds_ratio
+        holds_ratio = self.rule is not None and self.rule.holds_ratio
         other = "a smaller alpha, or rule='recommended', which holds the ratio at 0.01"
         warn_user(
             f"step {step}: repulsion is stronger than the loss. |repulsion| / |drive|, the median over groups and the "
@@ -148,13 +148,13 @@ class Measurements:
 
     def _warn_of_equal_heads(self, measured: Sequence[Measured]) -> None:
         """Warn about equal heads, once, as this waits for a GPU."""
-        if self._rule is None or not self._rule.has_interaction or self._rule.has_noise:
+        if self.rule is None or not self.rule.has_interaction or self.rule.has_noise:
             return
         all_equal, some_equal = [], []
         for name, values in ((name, one.values(name)) for one in measured for name in one.rows):
             if values["distance"] == 0:
                 is_zero = not values["largest"] >= EQUAL_COSINE  # a new LoRA adapter, which the first step separates
-                if not (is_zero and isinstance(self._rule, SVGD) and self._rule.smoothing == 0):
+                if not (is_zero and isinstance(self.rule, SVGD) and self.rule.smoothing == 0):
                     all_equal.append(name)
             elif values["largest"] >= EQUAL_COSINE:
                 some_equal.append(name)

@@ -24,8 +24,7 @@ from torch.optim import Optimizer
 from repulsive.errors import RuleError, UnsupportedWeights
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.sharded_tensors import is_sharded
-from repulsive.particles.gram import DOUBLE_ERROR, apply_matrix, compute_dtype, full_precision, gram
-from repulsive.particles.logits import are_parallel
+from repulsive.particles.gram import apply_matrix, compute_dtype, full_precision, gram
 from repulsive.particles.rule import Rule, copy_with
 from repulsive.particles.svgd import RATIO, SVGD
 from repulsive.repulsion.active_updates import is_idle
@@ -118,17 +117,16 @@ class StepForce:
         """
         theta = heads.to(compute_dtype(heads))
         with full_precision(theta.device):
-            products = gram(theta)
-            is_none = products.squared_distances.amax() == 0
-            if not self._unit_rule.has_matrix_form:
-                force = -self._unit_rule.direction(theta, torch.zeros_like(theta), step)
-                if self._unit_rule.space == "sphere":
-                    is_none = are_parallel(products.inner, DOUBLE_ERROR**2)
-            else:
+            if self._rule.has_matrix_form:
+                products = gram(theta)
                 matrix = self._unit_rule.coefficients(products, step=step).force
                 assert matrix is not None
                 force = -apply_matrix(matrix, theta)
-                is_none = is_none | (products.norm_of(matrix) <= products.rounding_of(matrix))
+                is_none = products.norm_of(matrix) <= products.rounding_of(matrix)
+                is_none = is_none | (products.squared_distances.amax() == 0)
+            else:
+                _, force, rounding = self._rule.repulsion_by_autograd(theta)
+                is_none = force.norm() <= rounding
         return torch.where(is_none, 0.0, force)
 
     def _add_to_heads(self, group: HeadGroup, shift: Tensor) -> None:

@@ -1,5 +1,7 @@
 """Ranks with different tokens apply the same force, computed from all tokens; with real process groups."""
 
+import warnings
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -32,8 +34,10 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor
 
 
 def worker(rank: int, folder: str, kind: str) -> None:
+    warnings.simplefilter("error", FutureWarning)  # torch gives them for its deprecated functions
     sent = []
-    gather = dist.all_gather_into_tensor
+    name = "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor"
+    gather = getattr(dist, name)
     model, data = model_and_data()
     wrapped: nn.Module = model
     if kind == "ddp":
@@ -51,9 +55,9 @@ def worker(rank: int, folder: str, kind: str) -> None:
         return gather(received, given, *args, **kwargs)
 
     if kind == "ddp":  # sharded weights call all_gather too
-        dist.all_gather_into_tensor = counting
+        setattr(dist, name, counting)
     train(wrapped, optimizer, data[:, 4 * rank : 4 * rank + 4])
-    dist.all_gather_into_tensor = gather
+    setattr(dist, name, gather)
     state = {n: t.full_tensor() if hasattr(t, "full_tensor") else t for n, t in model.state_dict().items()}
     torch.save({"state": state, "sent": sent}, f"{folder}/{rank}.pt")
 
@@ -80,8 +84,53 @@ def test_two_processes_equal_one_on_all_tokens(kind, tmp_path):
     difference = (plain.layers[0].q_proj.weight - states[0]["layers.0.q_proj.weight"]).norm()
     assert difference > 1e-3  # repulsion had an effect
     if kind == "ddp":
-        # 3 forces x 2 layers x (q, k), each with 64 rows: an input, its projection, a weight and a sequence number.
-        assert ranks[0]["sent"] == [64 * (16 + 16 + 2) * 8] * 12
+        # 3 forces x 2 layers x (q, k), each with 64 rows: an input, its projection and three numbers.
+        assert ranks[0]["sent"] == [64 * (16 + 16 + 3) * 8] * 12
+
+
+class Rounded(nn.Linear):
+    """A projection whose second head rounds 0.3 % of its half-precision numbers to the neighbour, as GPU tiles may."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result = super().forward(x)
+        heads = result.detach().unflatten(-1, (4, -1))  # [..., M, d]
+        other = torch.rand(heads[..., 1, :].shape, generator=torch.Generator().manual_seed(0)) < 0.003
+        heads[..., 1, :] *= 1 + 2**-8 * other
+        return result
+
+
+def half_precision_worker(rank: int, folder: str, is_half: bool) -> None:
+    """Train equal heads; in the second layer of the second rank no token is seen."""
+    torch.manual_seed(0)
+    model = Decoder()
+    for layer in model.layers:
+        for name in ("q_proj", "k_proj"):
+            old = getattr(layer, name)
+            linear = Rounded(16, 16)
+            with torch.no_grad():
+                linear.weight.copy_(old.weight[:4].repeat(4, 1))
+                linear.bias.zero_()
+            setattr(layer, name, linear)
+    if rank == 1:
+        model.layers[1].eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    rule = SVGD("heads", "auto", space="logits", tokens=128)
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    handle = repel(wrapped, optimizer, rule, verbose=False, allow_unproved=True)
+    ids = torch.randint(0, 30, (8, 16), generator=torch.Generator().manual_seed(rank))
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=is_half):
+        loss_of(wrapped, ids).backward()
+    optimizer.step()
+    torch.save([report.repulsion for report in handle.report()], f"{folder}/{rank}.pt")
+
+
+@pytest.mark.filterwarnings("ignore::repulsive.CollapsedHeads", "ignore:space='logits'")
+@pytest.mark.parametrize("is_half", [True, False])
+def test_gathered_tokens_keep_their_precision(is_half, tmp_path):
+    """Equal heads differ by rounding errors of half precision; in float32 the same difference is real."""
+    start_ranks(half_precision_worker, str(tmp_path), is_half)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
+    assert ranks[0] == ranks[1] and all((force == 0) == is_half for force in ranks[0])
 
 
 def test_sequences_of_ranks_have_their_own_mean_key():

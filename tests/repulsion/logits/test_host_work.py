@@ -158,3 +158,16 @@ def test_formulas_follow_the_weights_of_a_norm(name):
     both = torch.stack([tokens, 2 * tokens])
     stacked = stack_formulas(formulas[:2])(both)
     torch.testing.assert_close(stacked, torch.stack([formulas[0](both[0]), formulas[1](both[1])]))
+
+
+def test_a_state_without_tensors_needs_no_operation():
+    """The Trainer's callback asks for it in every step."""
+    model, optimizer, handle = make(SVGD(alpha=0.05, space="logits", tokens=32, every=4))
+    for step in range(3):
+        loss_of(model, batch(step)).backward()
+        optimizer.step()
+        handle.state_dict(tensors=False)  # the first waits for the first measurement
+    with Operations() as operations:
+        plain = handle.state_dict(tensors=False)
+    state = handle.state_dict()
+    assert state.pop("forces") and plain == state and not operations.count

@@ -1,7 +1,6 @@
 """Repulsion between logits in training loops: sampling, resuming, compiling, schedules, errors."""
 
 import copy
-import json
 import pickle
 import warnings
 from itertools import pairwise
@@ -244,17 +243,6 @@ def test_tokens_are_not_saved():
     assert set(state) == {"format", "steps", "seed", "rule", "groups", "start", "forces"}
 
 
-def test_callbacks_that_write_json_omit_the_forces():
-    from repulsive.integrations.deferred import Deferred
-
-    model, optimizer, _ = make(None)
-    deferred = Deferred(RULE, {"verbose": False, "allow_unproved": True})
-    deferred.begin(model, [(optimizer, {})])
-    train(model, optimizer, range(3))
-    assert "forces" in deferred.states()[0]
-    assert json.loads(json.dumps(deferred.states(tensors=False)))[0]["steps"] == 3
-
-
 def test_the_force_is_recomputed_every_few_steps():
     model, optimizer, handle = make(SVGD(alpha=0.05, space="logits", tokens=64, every=3))
     forces = []
@@ -332,6 +320,17 @@ def test_queries_are_repelled_if_keys_are_frozen():
     handle.apply()
     assert not torch.allclose(model.layers[0].q_proj.weight.grad, before * 0.1 / 4, rtol=1e-3)
     assert model.layers[0].k_proj.weight.grad is None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_scripting_a_model_with_hooks_says_what_to_do():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 2)
+    handle = repel(model, torch.optim.AdamW(model.parameters()), RULE, verbose=False)
+    for one in (model, copy.deepcopy(model)):
+        with pytest.raises(AttributeError, match=r"cannot compile the hooks of space='logits': call handle.remove\(\)"):
+            torch.jit.script(one)
+    handle.remove()
+    torch.jit.script(model)
 
 
 def test_copies_of_the_model_are_not_sampled():

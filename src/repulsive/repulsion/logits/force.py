@@ -157,7 +157,7 @@ def _force_of_equal_shapes(
     interaction = rule.interact(gram)
     unit = -rule.force_scale(gram.num_particles) * interaction.repulsion  # negative: the optimizer descends it
     push_q, push_k = circuits.pull_back(unit, moments)  # [L, N, M, d], [L, N, M_k, d]
-    is_none = circuits.are_rounding_errors((push_q, push_k), unit, moments, rounding_of(query[0].outputs))
+    is_none = circuits.are_rounding_errors((push_q, push_k), unit, moments, rounding_of_layers(query))
     if raw_q.requires_grad:
         (push_q,) = torch.autograd.grad(q, raw_q, push_q)
     if raw_k.requires_grad:
@@ -261,14 +261,10 @@ def unit_distances(products: Tensor) -> Tensor:
     return (2 - 2 * cosines(products)).clamp(min=0) * (1 - torch.eye(products.shape[-1], device=products.device))
 
 
-def rounding_of(tokens: Tensor) -> float:
-    """Return the relative size below which a force from projected tokens is rounding error.
-
-    Equal heads may project a half-precision token to different neighbours of the same number.
-    """
-    if tokens.dtype in (torch.float16, torch.bfloat16):
-        return 2**-11
-    return 32 * torch.finfo(compute_dtype(tokens)).eps
+def rounding_of_layers(samples: Sequence[Sample]) -> float | Tensor:
+    """Return the rounding error of the force of several layers; a tensor [L, 1] for tokens gathered from all ranks."""
+    gathered = [sample.rounding for sample in samples if isinstance(sample.rounding, Tensor)]
+    return torch.stack(gathered).unsqueeze(1) if gathered else samples[0].rounding
 
 
 def _precision(tokens: Tensor) -> AbstractContextManager[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
 from repulsive.repulsion.logits.projections import CircuitLayer, Projection
@@ -37,25 +38,34 @@ def gather_samples(
             own = samples.get((number, part))
             columns = _columns(projection)
             device = projection.targets[0].slice.parameter().device
-            sent = torch.zeros(tokens, sum(columns) + 2, device=device, dtype=_dtype(projection))
+            sent = torch.zeros(tokens, sum(columns) + 3, device=device, dtype=_dtype(projection))
             if own is not None:
                 count = own.weights.shape[0]
                 parts = [*own.inputs, own.outputs.flatten(1), own.weights[:, None], own.sequences[:, None]]
-                sent[:count] = torch.cat([p.to(sent.dtype) for p in parts], dim=1)
+                sent[:count, :-1] = torch.cat([p.to(sent.dtype) for p in parts], dim=1)
+                sent[:, -1] = own.rounding
             received = sent.new_empty(world * tokens, sent.shape[1])
-            torch.distributed.all_gather_into_tensor(received, sent)
-            *inputs, outputs, weights, sequences = received.split([*columns, 1, 1], dim=1)
+            _all_gather(received, sent)
+            *inputs, outputs, weights, sequences, rounding = received.split([*columns, 1, 1, 1], dim=1)
             joined[number, part] = Sample(
                 tuple(inputs),
                 outputs.unflatten(1, (projection.group.num_heads, projection.width)),
                 weights[:, 0],
                 sequences[:, 0].long(),
                 tokens,  # no rank has more sequences
+                rounding.amax(),  # a rank without tokens sends 0
                 _norm(projection, own),
                 projection.clip,
                 ranks=world,
             )
     return joined
+
+
+def _all_gather(received: Tensor, sent: Tensor) -> None:
+    """Concatenate a tensor of every rank; newer versions of torch have another name for this function."""
+    distributed = torch.distributed
+    gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+    gather(received, sent)
 
 
 def _norm(projection: Projection, own: Sample | None) -> NormFormula | None:

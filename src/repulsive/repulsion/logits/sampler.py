@@ -336,6 +336,14 @@ class Hook:
         if self.sampler is not None:
             getattr(self.sampler, self.method)(*self.leading, *args)
 
+    @property
+    def __name__(self) -> str:
+        """Name that torch.jit.script reads before it compiles a hook, which it cannot do here."""
+        raise AttributeError(
+            "torch.jit.script cannot compile the hooks of space='logits': call handle.remove() first. Copies of the "
+            "model keep these hooks: load their weights into a new model instead"
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
         return Hook(None, self.method)
 

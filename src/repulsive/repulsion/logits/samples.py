@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from repulsive.errors import RuleError, warn_user
 from repulsive.heads.layout import as_slice, whole_tensor
 from repulsive.heads.sharded_tensors import is_sharded
+from repulsive.particles.gram import compute_dtype
 from repulsive.repulsion.cuda_graphs import is_capturing
 from repulsive.repulsion.logits.find_projections import tensor_parallel_error
 from repulsive.repulsion.logits.norms import NormFormula, formula_of
@@ -38,6 +39,7 @@ class Sample:
         weights: 1 for a real token, 0 for padding, [N].
         sequences: index of the sequence that each token belongs to, int64 [N]; every rank counts from 0.
         count: number of sequences of a rank.
+        rounding: relative size below which a force from these tokens is rounding error; see `rounding_of`.
         norm: norm on q, k or v during the forward pass, or None.
         clip: limit to which values are clipped after the norm, or None.
         is_full: see `Positions`.
@@ -49,6 +51,7 @@ class Sample:
     weights: Tensor
     sequences: Tensor
     count: int
+    rounding: float | Tensor
     norm: NormFormula | None = None
     clip: float | None = None
     is_full: bool = False
@@ -209,7 +212,10 @@ class Samples:
         norm = None
         if projection.norm is not None:
             norm = source.norm = formula_of(projection.norm, outputs, projection.group.name, source.norm)
-        sample = Sample(inputs, outputs, at.weights, at.sequences, at.count, norm, projection.clip, at.is_full)
+        rounding = rounding_of(outputs)
+        sample = Sample(
+            inputs, outputs, at.weights, at.sequences, at.count, rounding, norm, projection.clip, at.is_full
+        )
         self.latest[number, part] = sample
         if is_capturing():
             self._captured[number, part] = sample
@@ -253,6 +259,16 @@ class Samples:
                 f"{projection.group.name}: {type(target.module).__name__} does more than multiply its input by "
                 f"{target.parameter_name}, which space='logits' does not support; choose space='sphere' for this layer"
             )
+
+
+def rounding_of(tokens: Tensor) -> float:
+    """Return the relative size below which a force from projected tokens is rounding error.
+
+    Equal heads may project a half-precision token to different neighbours of the same number.
+    """
+    if tokens.dtype in (torch.float16, torch.bfloat16):
+        return 2**-11
+    return 32 * torch.finfo(compute_dtype(tokens)).eps
 
 
 def grid_of(tokens: Tensor, projection: Projection) -> tuple[int, int]:

@@ -26,7 +26,7 @@ from repulsive.particles.gram import compute_dtype, full_precision
 from repulsive.particles.logits import Circuits, function_gram
 from repulsive.particles.svgd import SVGD
 from repulsive.repulsion.logits.find_projections import projection_of, reads_of, refuse_tensor_parallel
-from repulsive.repulsion.logits.force import ForceNumbers, LayerForce, changed, rounding_of, stacked_outputs, to_targets
+from repulsive.repulsion.logits.force import ForceNumbers, LayerForce, changed, stacked_outputs, to_targets
 from repulsive.repulsion.logits.projections import Projection, Target
 from repulsive.repulsion.logits.samples import Sample
 
@@ -168,7 +168,7 @@ def value_force(
         interaction = rule.interact(gram)
         unit = -rule.force_scale(gram.num_particles) * interaction.repulsion
         push, on_columns = circuits.pull_back(unit, moments)  # [N, M_v, d], [D, M, d]
-        is_none = circuits.are_rounding_errors((push, on_columns), unit, moments, rounding_of(sample.outputs))
+        is_none = circuits.are_rounding_errors((push, on_columns), unit, moments, sample.rounding)
         if raw.requires_grad:
             (push,) = torch.autograd.grad(values, raw, push)
         else:
