@@ -279,7 +279,7 @@ def test_a_class_that_refuses_its_config_names_the_way_in_python(folder):
 def test_another_number_of_heads_than_asked_for_is_explained(folder, text, tmp_path, capfd):
     words = ["prune", str(folder), "--text", str(text), "--border", "0", "--out"]
     assert run([*words, str(tmp_path / "a"), "--keep", "90%"]) == 0
-    assert "every layer keeps 4 of 6, the number nearest to 90% that the config accepts" in capfd.readouterr().err
+    assert "every layer keeps 4 of 6, the possible number nearest to 90%" in capfd.readouterr().err
     assert run([*words, str(tmp_path / "b"), "--keep", "67%"]) == 0
     assert "every layer keeps 4 of 6\n" in capfd.readouterr().err
 

@@ -127,7 +127,7 @@ def _kept(selection: Selection, keep: float) -> str:
     before, after = selection.heads
     is_nearest = abs(after - keep * before) < 1
     return f"every layer keeps {after} of {before}" + (
-        "" if is_nearest else f", the number nearest to {keep:.0%} that the config accepts"
+        "" if is_nearest else f", the possible number nearest to {keep:.0%}"
     )
 
 
