@@ -9,7 +9,6 @@ from repulsive.heads.describe import count_of, parameter_names
 from repulsive.heads.layout import HeadGroup
 from repulsive.terminal.table import Table
 
-
 _PROOFS = {
     "proved": "proved on the example",
     "table": "from the table of known classes",
