@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from repulsive.diagnostics.inspection import Inspection
-from repulsive.diagnostics.summary import as_json, format_distance
+from repulsive.diagnostics.summary import as_json, format_distance, format_effective_heads
 from repulsive.diagnostics.verdict import verdict
 from repulsive.errors import RunError
 from repulsive.pages.card import Card
@@ -221,7 +221,7 @@ def _row_header(inspection: Inspection, name: str) -> str:
 
 
 def _sizes(inspection: Inspection) -> list[tuple[str, str]]:
-    """List the numbers of layers and heads, and the similarity of logits, as facts."""
+    """List the numbers of layers and heads, the similarity of logits and the effective heads in weights as facts."""
     facts = []
     if inspection.layers:
         facts.append(("Attention layers", str(len(inspection.layers))))
@@ -232,4 +232,6 @@ def _sizes(inspection: Inspection) -> list[tuple[str, str]]:
         null = statistics.fmean(each.mean.mean for each in with_pairs)
         untrained = "" if math.isnan(null) else f"; untrained {number(null, 2)}"
         facts.append(("Similarity of logits", f"{number(own, 2)}, mean over layers{untrained}"))
+    if weights := inspection.diversity.get("weights"):
+        facts.append(("Effective heads, weights", format_effective_heads(weights)))
     return facts
