@@ -216,7 +216,7 @@ def test_an_example_finds_the_heads_of_an_unknown_class(repulsive):
     assert "--example on the command line" in one_line(repulsive("heads", "blocks_of_test_cli:Own"))
     outcome = repulsive("heads", "blocks_of_test_cli:Own", "--example", "blocks_of_test_cli:tokens")
     assert (outcome.code, outcome.err) == (0, "")
-    assert "queries.weight" in outcome.out and "layout known by: proved" in outcome.out
+    assert "queries.weight" in outcome.out and "rows of each head: proved on the example." in outcome.out
 
 
 @pytest.mark.parametrize("end", ["", "/config.json"])

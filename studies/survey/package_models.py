@@ -103,6 +103,41 @@ def vit_pytorch() -> Cases:
     return cases
 
 
+def timm_classes() -> Cases:
+    """Single attention modules of timm whose models are large, or that have options which few models use."""
+
+    def case(path: str, *arguments: Any, inputs: tuple[Any, ...], **options: Any) -> Callable[[], Case]:
+        module, _, name = path.rpartition(".")
+        return lambda: (getattr(importlib.import_module(f"timm.{module}"), name)(*arguments, **options), inputs)
+
+    tokens, picture = torch.randn(2, 16, 32), torch.randn(2, 4, 4, 32)
+    rope, eva = "layers.attention.AttentionRope", "models.eva.EvaAttention"
+    sam2 = "models.hieradet_sam2.MultiScaleAttention"
+    of_picture = {"inputs": (tokens, (4, 4))}
+    norms = {"qk_norm": True, "scale_norm": True, "norm_layer": nn.LayerNorm}
+    cases = {
+        f"{rope}": case(rope, 32, 4, inputs=(tokens,)),
+        f"{rope}, separate": case(rope, 32, 4, qkv_fused=False, inputs=(tokens,)),
+        f"{rope}, grouped heads": case(rope, 32, 4, qkv_fused=False, num_kv_heads=2, inputs=(tokens,)),
+        f"{rope}, norms and gate": case(rope, 32, 4, gated=True, attn_head_dim=4, **norms, inputs=(tokens,)),
+        f"{eva}, separate": case(eva, 32, 4, qkv_fused=False, **norms, inputs=(tokens,)),
+        f"{sam2}": case(sam2, 32, 32, 4, inputs=(picture,)),
+        f"{sam2}, pooled queries": case(sam2, 32, 64, 4, q_pool=nn.MaxPool2d(2, 2), inputs=(picture,)),
+        "models.vision_transformer_sam.Attention": case(
+            "models.vision_transformer_sam.Attention", 32, 4, use_rel_pos=True, input_size=(4, 4), inputs=(picture,)
+        ),
+        "models.fastvit.Attention": case("models.fastvit.Attention", 32, 8, inputs=(torch.randn(2, 32, 4, 4),)),
+        "models.twins.LocallyGroupedAttn": case("models.twins.LocallyGroupedAttn", 32, 4, ws=2, **of_picture),
+        "models.twins.GlobalSubSampleAttn": case("models.twins.GlobalSubSampleAttn", 32, 4, sr_ratio=2, **of_picture),
+        "models.pvt_v2.Attention": case("models.pvt_v2.Attention", 32, 4, sr_ratio=2, **of_picture),
+        "layers.attention_pool.AttentionPoolLatent": case(
+            "layers.attention_pool.AttentionPoolLatent", 32, num_heads=4, latent_len=2, inputs=(tokens,)
+        ),
+        "models.volo.ClassAttention": case("models.volo.ClassAttention", 32, 4, inputs=(tokens,)),
+    }
+    return {f"timm.{name}": build for name, build in cases.items()}
+
+
 X_SWITCHES: dict[str, dict[str, Any]] = {
     "plain": {}, "rotary": {"rotary_pos_emb": True}, "flash": {"attn_flash": True}, "alibi": {"alibi_pos_bias": True},
     "one kv head": {"attn_one_kv_head": True}, "two kv heads": {"attn_kv_heads": 2}, "qk norm": {"attn_qk_norm": True},

@@ -87,7 +87,8 @@ def main() -> None:
 
 def cases_of(package: str) -> Cases:
     if package == "timm":
-        return {name: lambda name=name: timm_case(name) for name in timm_with_attention()}  # type: ignore[misc]
+        models: Cases = {name: lambda name=name: timm_case(name) for name in timm_with_attention()}  # type: ignore[misc]
+        return models | package_models.timm_classes()
     if package == "diffusers":
         return diffusers()
     if package == "sentence-transformers":

@@ -5,10 +5,12 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from repulsive import HeadMonitor
+from repulsive import HeadMonitor, Heads
 from repulsive.diagnostics.circuits import circuit_similarity
+from repulsive.diagnostics.head_selection import select_heads
 from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.untrained_twin import untrained_twin
+from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads import find_heads
 from tests.diagnostics.einsum_models import TOKENS, WAYS, M, Stack, X, hooked, xlnet
 
@@ -119,3 +121,29 @@ def test_a_monitor_measures_passes_under_activation_checkpointing(way):
         model(X).sum().backward()
         monitor.step()
     assert [len(layer.written) for layer in monitor.history[0].layers] == [M, M]
+
+
+class Bare(nn.Module):
+    """Attention whose packed weight is a matrix, but not that of a module."""
+
+    def __init__(self):
+        super().__init__()
+        width = X.shape[-1]
+        self.mix = nn.Parameter(torch.randn(3 * width, width, dtype=X.dtype) / width**0.5)
+        self.merge = nn.Linear(width, width, dtype=X.dtype)
+
+    def forward(self, x):
+        q, k, v = nn.functional.linear(x, self.mix).unflatten(-1, (3, M, -1)).permute(2, 0, 3, 1, 4)
+        return self.merge(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_refusals_say_what_to_do():
+    torch.manual_seed(0)
+    model = nn.Sequential(Bare())
+    with pytest.raises(HeadLayoutError, match=r"0\.mix is a parameter .* or compare heads in 'attention', 'outputs'"):
+        circuit_similarity(model, [X])
+    assert len(Heads(model, X).similarity([X], "attention", twins=0)) == 1
+    with pytest.raises(SelectionError, match=r"W_Q has separate axes for heads and features: use layout='heads'"):
+        find_heads(Stack("einsum"), X, layout="strided")
+    with pytest.raises(SelectionError, match=r"accepts no smaller number of heads .* any heads can be ablated"):
+        select_heads(Heads(xlnet().eval()), torch.ones(2, M), keep=0.5)

@@ -99,6 +99,14 @@ def test_a_folder_with_text(inspect, folder, tmp_path):
     assert "movie" in page and 'id="layers"' in page
 
 
+def test_cut_sentences_are_counted(inspect, folder, tmp_path):
+    words = ["--sentence", "the movie was great and very slow", "--sentence", "not bad", "--twins", "0"]
+    code, out, _ = inspect(folder, *words, "--length", "5")
+    assert code == 0 and "note: cut 1 of 2 sentences, after 5 tokens (--length)\n" in out
+    assert "<dd>1 of 2 sentences, after 5 tokens</dd>" in (tmp_path / "inspect.html").read_text()
+    assert "cut" not in inspect(folder, *words)[1]
+
+
 def test_sentences_without_ablation_and_without_text(inspect, folder, tmp_path):
     code, out, _ = inspect(folder, "--sentence", "the plot", "--sentence", "not great", "--full")
     assert code == 0 and "ablation" not in out and "similarity of heads in outputs" in out

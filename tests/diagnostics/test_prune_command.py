@@ -1,6 +1,7 @@
 """`repulsive prune` as a user calls it: a checkpoint that transformers loads, and one line for each mistake."""
 
 import json
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from repulsive.diagnostics.loading.model import LoadedModel, load_model
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_change import OutputChange
 from repulsive.diagnostics.pruned_checkpoint import prune_model
+from repulsive.diagnostics.pruning_measurements import RUNS, Measured, with_times
 from repulsive.diagnostics.redundancy import head_ablation
 from repulsive.errors import DataError, HeadLayoutError
 
@@ -89,6 +91,30 @@ def test_the_checkpoint_is_ordinary_and_says_what_was_done(folder, text, tmp_pat
     on = "the text that heads were scored on and the model was trained on"
     assert on in card and on in printed and facts["measured_on"] == on
     assert all(m["fastest"] <= m["milliseconds"] <= m["slowest"] for m in measured.values())
+
+
+def test_models_take_turns_while_they_are_timed():
+    order = []
+
+    class Timed(torch.nn.Linear):
+        def forward(self, x):
+            order.append((self.out_features, "ablated" in contexts))
+            return super().forward(x)
+
+    @contextmanager
+    def ablated():
+        contexts.append("ablated")
+        yield
+        contexts.pop()
+
+    contexts = []
+    whole, small = Timed(2, 2), Timed(2, 1)
+    measured = dict.fromkeys(("whole", "ablated", "pruned"), Measured(1, 0, None, 0.0))
+    models = {"whole": (whole, nullcontext), "ablated": (whole, ablated), "pruned": (small, nullcontext)}
+    timed = with_times(measured, models, {"x": torch.ones(3, 2)})
+    assert order == [(2, False), (2, True), (1, False)] * (RUNS + 1)
+    assert list(timed) == list(measured)
+    assert all(0 < each.fastest <= each.milliseconds <= each.slowest for each in timed.values())
 
 
 def test_quality_is_measured_on_the_held_out_text(folder, text, tmp_path, capfd):
@@ -279,7 +305,7 @@ def test_a_class_that_refuses_its_config_names_the_way_in_python(folder):
 def test_another_number_of_heads_than_asked_for_is_explained(folder, text, tmp_path, capfd):
     words = ["prune", str(folder), "--text", str(text), "--border", "0", "--out"]
     assert run([*words, str(tmp_path / "a"), "--keep", "90%"]) == 0
-    assert "every layer keeps 4 of 6, the number nearest to 90% that the config accepts" in capfd.readouterr().err
+    assert "every layer keeps 4 of 6, the possible number nearest to 90%" in capfd.readouterr().err
     assert run([*words, str(tmp_path / "b"), "--keep", "67%"]) == 0
     assert "every layer keeps 4 of 6\n" in capfd.readouterr().err
 

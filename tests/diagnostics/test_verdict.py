@@ -113,9 +113,13 @@ def test_a_model_is_not_called_untrained_because_inputs_are_few():
     few = undecided(inspection, logits=[0, 1], ov=[0])
     assert not looks_untrained(few)
     assert verdict(few) == (
-        "Nothing stands out: no head looks unimportant, and the comparison with untrained twins is inconclusive (give "
+        "Nothing stands out: no head looks unimportant, and the comparison with untrained twins is inconclusive (needs "
         "more inputs)."
     )
+    one = Null((0.0,))
+    logits = [replace(each, mean=one, largest=one) for each in inspection.circuits.logits]
+    alone = replace(inspection, circuits=replace(inspection.circuits, logits=logits, ov=[]))
+    assert "inconclusive (needs at least two untrained twins)" in verdict(alone)
 
 
 def test_nothing_stands_out():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import nn
 
 from repulsive.errors import HeadLayoutError, NoHeadsFound, SelectionError
 from repulsive.heads import find_heads, verify_heads
-from tests.heads.zoo import TORCH, TRANSFORMERS, build
+from tests.heads.zoo import TORCH, TRANSFORMERS, TimmAttention, build
 
 FAMILY = {  # expected family of some models
     "torch packed": "torch",
@@ -87,6 +89,44 @@ def test_where_of_t5_and_gpt2() -> None:
     assert by_name["decoder.block.1.layer.1.EncDecAttention.q"] == ("cross", 1)
     model, _ = _case("gpt2 with cross-attention, eager")
     assert {g.where for g in find_heads(model, match="h.0.*")} == {"decoder", "cross"}
+
+
+class CrossAttention(TimmAttention):
+    """As in timm's CrossViT, where the class token attends to the tokens of its own branch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)
+
+
+class MaskedCrossAttention(CrossAttention):
+    """The same with a mask."""
+
+    def forward(self, x: torch.Tensor, attn_mask: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+class ContextCrossAttention(CrossAttention):
+    """Attention that may read other tokens, as in latent diffusion."""
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor | None = None) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "where"),
+    [
+        (CrossAttention, "attn", "encoder"),
+        (MaskedCrossAttention, "attn", "encoder"),
+        (ContextCrossAttention, "attn", "cross"),
+        (CrossAttention, "cross_attn", "cross"),
+    ],
+)
+def test_the_name_of_a_class_with_one_input_does_not_make_it_cross_attention(
+    kind: type[nn.Module], path: str, where: str
+) -> None:
+    model = nn.Sequential(OrderedDict({path: kind()}))
+    assert {g.where for g in find_heads(model)} == {where}
+    assert {g.where for g in find_heads(model, torch.randn(2, 5, 24))} == {where}
 
 
 class XCA(nn.Module):

@@ -106,6 +106,8 @@ def inspect(
             " the similarity of logits, attention and outputs, and the importance of heads",
             err=as_json,
         )
+    if inputs.cut:
+        print_text(f"\nnote: cut {inputs.cut} (--length)", err=as_json)
     written = [str(page), *([str(write_card(card, content))] if card else [])]
     print_text(f"\nwritten to {' and '.join(written)}", err=as_json)
 

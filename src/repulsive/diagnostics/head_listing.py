@@ -9,6 +9,13 @@ from repulsive.heads.describe import count_of, parameter_names
 from repulsive.heads.layout import HeadGroup
 from repulsive.terminal.table import Table
 
+_PROOFS = {
+    "proved": "proved on the example",
+    "table": "from the table of known classes",
+    "guess": "guessed from names and shapes, so prove them with --example",
+    "given": "given by hand",
+}
+
 
 def head_tables(groups: Sequence[HeadGroup], full: bool = False) -> list[Table | str]:
     """Make a table with one row per group of heads, and a line with the totals.
@@ -25,12 +32,12 @@ def head_tables(groups: Sequence[HeadGroup], full: bool = False) -> list[Table |
         rows.append([layer, group.part, str(group.num_heads), str(group.head_dim), parameter_names(group), *more])
     titles = ["layer", "part", "heads", "d_head", "parameter"]
     weights = sum(group.num_heads * group.dim for group in groups)
-    proofs = ", ".join(dict.fromkeys(group.proof for group in groups))
+    proofs = ", ".join(_PROOFS[proof] for proof in dict.fromkeys(group.proof for group in groups))
     particles = sum(group.num_heads for group in groups)
     totals = f"{count_of(len(groups), 'group')}, {particles} particles, {weights:,} weights"
     return [
         Table([*titles, *(["weights", "family", "proof"] if full else [])], rows),
-        f"{totals}; layout known by: {proofs}.",
+        f"{totals}; rows of each head: {proofs}.",
     ]
 
 

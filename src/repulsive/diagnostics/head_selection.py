@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer
 from repulsive.diagnostics.model_heads import Heads
-from repulsive.diagnostics.smaller_config import accepts, config_with_heads
+from repulsive.diagnostics.smaller_config import ADVICE, accepts, config_with_heads
 from repulsive.errors import HeadLayoutError, SelectionError
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import module_of
@@ -74,7 +74,7 @@ def select_heads(heads: Heads, scores: Tensor, keep: float, kv_heads: int | None
                 accepted[kv, each] = abs(kv * each - keep * total)
     if not accepted:
         fixed = "" if kv_heads is None else f" with {kv_heads} key-value heads"
-        raise SelectionError(f"the config accepts no smaller number of heads than {total}{fixed}")
+        raise SelectionError(f"the config accepts no smaller number of heads than {total}{fixed}. {ADVICE}")
     nearest = min(accepted.values())
     if nearest > max(1.0, 0.25 * total):
         numbers = ", ".join(str(number) for number in sorted({kv * each for kv, each in accepted}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from repulsive.diagnostics.loading.model import LoadedModel
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.diagnostics.output_change import OutputChange
 from repulsive.diagnostics.portable_pruning import Selection, check_portable, prune_portably, select_heads
-from repulsive.diagnostics.pruning_measurements import RUNS, Measured, measure
+from repulsive.diagnostics.pruning_measurements import RUNS, Measured, Runnable, measure, with_times
 from repulsive.errors import DataError, RunError, SelectionError, UnsupportedWeights
 from repulsive.safety.folders import check_creatable, replacing
 from repulsive.safety.markdown import format_table
@@ -118,6 +119,9 @@ def prune_model(
         progress(f"training {recover} steps")
         train_causal(smaller, batches, recover, learning_rate, seed, bar)
         measured["recovered"] = measure(smaller, measure_on, whole, heads)
+    models: dict[str, Runnable] = dict.fromkeys(measured, (smaller, nullcontext))
+    models |= {"whole": (model, nullcontext), "ablated": (model, lambda: heads.ablated(selection.removed))}
+    measured = with_times(measured, models, measure_on[0])
     names = tuple(layer.name for layer in heads.layers)
     return Pruned(smaller, selection, names, measured, test is not None, recover)
 
@@ -127,7 +131,7 @@ def _kept(selection: Selection, keep: float) -> str:
     before, after = selection.heads
     is_nearest = abs(after - keep * before) < 1
     return f"every layer keeps {after} of {before}" + (
-        "" if is_nearest else f", the number nearest to {keep:.0%} that the config accepts"
+        "" if is_nearest else f", the possible number nearest to {keep:.0%}"
     )
 
 
@@ -228,7 +232,8 @@ def model_card(pruned: Pruned, source: str) -> str:
         "",
         format_table(head, rows),
         "",
-        f"Quality was measured on {pruned.measured_on}. Times are medians of {RUNS} forward passes over one batch.",
+        f"Quality was measured on {pruned.measured_on}. Times are medians of {RUNS} forward passes over one batch; the "
+        "models take turns.",
         "",
         "Removed heads, counted from 0:",
         "",

@@ -19,6 +19,7 @@ from torch import Tensor
 from repulsive.metrics.student import quantile
 
 GROUPS = 8
+LEVEL = 0.95
 
 
 def count_groups(sequences: int) -> int:
@@ -26,18 +27,17 @@ def count_groups(sequences: int) -> int:
     return min(GROUPS, sequences)
 
 
-def jackknife_interval(value: float, left_out: Tensor, level: float = 0.95) -> tuple[float, float] | None:
-    """Confidence interval of a score; None for fewer than two groups, or if a score is nan.
+def jackknife_interval(value: float, left_out: Tensor) -> tuple[float, float] | None:
+    """95 % confidence interval of a score; None for fewer than two groups, or if a score is nan.
 
     Args:
         value: the score of all sequences.
         left_out: the score without each group of sequences [K].
-        level: probability of the interval.
     """
     count = len(left_out)
     if count < 2 or math.isnan(value) or not left_out.isfinite().all():
         return None
     deviations = left_out.double() - left_out.double().mean()
     error = math.sqrt((count - 1) / count * float(deviations.square().sum()))
-    half = quantile(level, count - 1) * error
+    half = quantile(LEVEL, count - 1) * error
     return value - half, value + half

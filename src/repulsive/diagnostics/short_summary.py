@@ -55,7 +55,8 @@ def _sizes(inspection: Inspection) -> str:
     heads = sum(count for *_, count in inspection.layers)
     if not heads:
         return f"{len(inspection.groups)} groups of heads"
-    return f"{heads} in {len(inspection.layers)} layers, {inspection.items} inputs read"
+    layers, items = len(inspection.layers), inspection.items
+    return f"{heads} in {layers} layer{'' if layers == 1 else 's'}, {items} input{'' if items == 1 else 's'} read"
 
 
 def _mean(name: str, entries: Sequence[Compared]) -> list[list[str]]:

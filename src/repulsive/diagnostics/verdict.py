@@ -54,7 +54,9 @@ def verdict(inspection: Inspection) -> str:
     elif all(math.isnan(each.mean.mean) for each in inspection.circuits.logits):
         nothing.append("heads were not compared with untrained twins")
     else:
-        nothing.append("the comparison with untrained twins is inconclusive (give more inputs)")
+        one_twin = all(len(each.mean.values) < 2 for each in inspection.circuits.logits)
+        missing = "at least two untrained twins" if one_twin else "more inputs"
+        nothing.append(f"the comparison with untrained twins is inconclusive (needs {missing})")
     return f"Nothing stands out: {', and '.join(nothing)}."
 
 

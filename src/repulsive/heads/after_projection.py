@@ -25,6 +25,9 @@ _NORMS = {
     for part, words in (("q", "q|query|qk"), ("k", "k|key|qk"), ("v", "v|value"))
 }
 
+_TRACED_WITH = {"q": "qk", "k": "qk", "v": "v"}  # scores show whether a norm is applied to q or k, but not to which
+_TOKENS = {"q": "queries", "k": "keys", "v": "values"}
+
 _SCALES = ("scaling", "per_dim_scale")  # TimesFM; the audio encoders of Gemma 3n and 4
 _CONVOLUTIONS = {part: re.compile(rf"^{part}_s?conv(1d)?$") for part in "qkv"}
 
@@ -107,6 +110,8 @@ def unknown_change(attention: nn.Module, group: HeadGroup) -> str | None:
     for name in _SCALES if group.part == "q" else ():
         if isinstance(getattr(attention, name, None), nn.Parameter):
             return f"scales each feature of queries by a parameter ({name})"
+    if group.has_norm and all(norm_between(attention, part) is None for part in _TRACED_WITH[group.part]):
+        return f"normalises {_TOKENS[group.part]} outside a submodule named {group.part}_norm"
     projection = group.slices[0].module
     for name, child in attention.named_children():
         if group.part in _CONVOLUTIONS and _CONVOLUTIONS[group.part].match(name):  # Inkling

@@ -112,7 +112,7 @@ def _strided(group: HeadGroup) -> HeadGroup:
         if s.feature_axis is not None:
             raise SelectionError(
                 f"layout='strided' needs one axis for the features of all heads; {s.parameter_name} has separate axes "
-                "for heads and features"
+                "for heads and features: use layout='heads', or exclude the layer with match=..."
             )
         features = s.rows.flatten().sort().values  # [M * R]
         rows = features.view(-1, s.num_heads).T.contiguous()  # [M, R]

@@ -198,6 +198,8 @@ class HeadGroup:
             table lists), "given" (named by the caller) or "guess" (names and shapes only). `repel` rejects a guess.
         modules: number of modules that the heads lie in. If above 1, slices are grouped by parameter name: one slice
             per module, then those of the next name. The heads of such a run follow each other.
+        has_norm: whether the trace of an example found a norm between the projection and attention; for q and k, a norm
+            on either of them. False if no example was given.
 
     Raises:
         HeadLayoutError: `proof` is unknown, or the slices differ in their number of heads.
@@ -213,6 +215,7 @@ class HeadGroup:
     serves: tuple[int, ...] | None = None
     proof: str = "given"
     modules: int = 1
+    has_norm: bool = False
 
     def __post_init__(self) -> None:
         if self.proof not in PROOFS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -66,13 +67,15 @@ def where_of(model: nn.Module, name: str, default: str | None = None) -> str:
     """Classify the attention module `name` as "cross", "encoder" or "decoder".
 
     The module's path and class decide first, then a word such as "vision" or "audio" in its path, then `default`, then
-    its `is_causal` flag.
+    its `is_causal` flag. The name of a class does not make it cross-attention if its `forward` has only one input.
     """
     module = model.get_submodule(name)
     parent_name, _, attribute = name.rpartition(".")
     parent = model.get_submodule(parent_name)
     own = clean(name)
-    words = f"{'.'.join(own.split('.')[-3:])} {type(module).__name__}".lower()
+    words = ".".join(own.split(".")[-3:]).lower()
+    if not _has_one_input(module):
+        words += f" {type(module).__name__}".lower()
     if (
         any(mark in words for mark in _CROSS)
         or getattr(module, "is_cross_attention", False) is True
@@ -92,6 +95,13 @@ def where_of(model: nn.Module, name: str, default: str | None = None) -> str:
     if default in ("encoder", "decoder", "cross"):
         return default
     return "decoder" if getattr(module, "is_causal", False) is True else "encoder"
+
+
+def _has_one_input(module: nn.Module) -> bool:
+    """Check whether `forward` takes one argument besides masks, so that queries and keys come from the same tokens."""
+    parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]  # without self
+    others = [each for each in parameters[1:] if "mask" not in each.name]
+    return bool(parameters) and not others and parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL
 
 
 def stack_of(name: str) -> str:

@@ -33,10 +33,15 @@ from repulsive.pages.text import escaped, number
 from repulsive.safety import files as safe
 
 _SPACES = ("weights", "attention", "outputs")
-_TOKEN_COSINE = (
-    "The cosine of tokens compares the outputs of all heads together for two tokens of the same input. Near 1, the "
-    "layers above cannot distinguish tokens: the model is untrained, or its outputs are constant."
-)
+_DIVERSITY = {
+    "weights": "Weights do not show whether heads compute the same: random weights of many dimensions are nearly "
+    "orthogonal.",
+    "attention": "Attention weights are all positive: heads that attend nearly uniformly have cosines near 1 and few "
+    "effective heads, also in an untrained model. The similarity of attention maps corrects for this.",
+    "outputs": "Before the output projection each head has a basis of its own, so cosines near 0 are expected. The "
+    "cosine of tokens compares the outputs of all heads together for two tokens of the same input. Near 1, the layers "
+    "above cannot distinguish tokens: the model is untrained, or its outputs are constant.",
+}
 _LEAD = (
     "The number of effective heads ranges from 1 (all heads are the same) to the number of heads (all are different). "
     "Layers and heads are counted from 0."
@@ -163,10 +168,7 @@ def _diversity(space: str, inspection: Inspection, with_grids: bool) -> str:
         return ""
     entries = inspection.diversity[space]
     columns = ["layer", "heads", "effective heads", "mean cosine", "mean distance"]
-    lead = ""
-    if space == "outputs":
-        columns.append("cosine of tokens")
-        lead = f"<p>{_TOKEN_COSINE}</p>\n"
+    columns += ["cosine of tokens"] if space == "outputs" else []
     rows = ""
     for d in entries:
         cells = [str(d.num_heads), f"{d.effective_heads:.2f}", number(d.mean_cosine, 3), format_distance(d)]
@@ -175,7 +177,7 @@ def _diversity(space: str, inspection: Inspection, with_grids: bool) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in columns)
     grids = [Grid(inspection.label(d.name), d.cosine.cpu(), MEASURE) for d in entries if d.num_heads > 1]
     table = scrolling_table(f"Diversity of {space}, layer by layer", head, rows)
-    return lead + table + grid_rows(grids if with_grids else [])
+    return f"<p>{_DIVERSITY[space]}</p>\n{table}{grid_rows(grids if with_grids else [])}"
 
 
 def _closest_pairs(inspection: Inspection) -> str:
@@ -219,7 +221,7 @@ def _row_header(inspection: Inspection, name: str) -> str:
 
 
 def _sizes(inspection: Inspection) -> list[tuple[str, str]]:
-    """List the numbers of layers, heads and effective heads as facts."""
+    """List the numbers of layers and heads, the similarity of logits and the effective heads in weights as facts."""
     facts = []
     if inspection.layers:
         facts.append(("Attention layers", str(len(inspection.layers))))
@@ -230,6 +232,6 @@ def _sizes(inspection: Inspection) -> list[tuple[str, str]]:
         null = statistics.fmean(each.mean.mean for each in with_pairs)
         untrained = "" if math.isnan(null) else f"; untrained {number(null, 2)}"
         facts.append(("Similarity of logits", f"{number(own, 2)}, mean over layers{untrained}"))
-    for space, entries in inspection.diversity.items():
-        facts.append((f"Effective heads, {space}", format_effective_heads(entries)))
+    if weights := inspection.diversity.get("weights"):
+        facts.append(("Effective heads, weights", format_effective_heads(weights)))
     return facts

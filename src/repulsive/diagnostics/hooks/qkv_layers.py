@@ -130,7 +130,10 @@ def _projection(modules: Mapping[str, nn.Module], attention: nn.Module, group: H
     if first.feature_axis is not None and first.module is attention and len(group.slices) == 1:
         return Projection(group, attention, *changes, bias=own_bias(first))
     if first.attribute != "weight":
-        raise HeadLayoutError(f"{first.parameter_name} is a parameter outside any projection module")
+        raise HeadLayoutError(
+            f"{first.parameter_name} is a parameter whose products with tokens are not recorded; project by a module "
+            "such as nn.Linear, or compare heads in 'attention', 'outputs' or 'cka'"
+        )
     path = first.parameter_name.removesuffix(".weight").split(".lora_B.")[0]  # the adapted layer, not the adapter
     module = modules.get(path, first.module)
     return Projection(group, module, *changes)

@@ -128,7 +128,10 @@ class QKVRecorder:
         assert weight.feature_axis is not None
         heads = product.heads_out(result, weight.axis, weight.feature_axis)
         if heads is None or heads.ndim < 3:
-            self.result.problem = f"{weight.parameter_name} is not multiplied as [heads, inputs, features]"
+            self.result.problem = (
+                f"{weight.parameter_name} is not multiplied as [heads, inputs, features], so its products do not show "
+                "the heads; compare heads in 'attention', 'outputs' or 'cka'"
+            )
             return
         heads = heads.unsqueeze(0) if heads.ndim == 3 else heads.flatten(1, -3)
         heads = heads.transpose(0, 1) if is_time_first(projection.module) else heads  # [S, n, M, d]

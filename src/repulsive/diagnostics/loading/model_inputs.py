@@ -28,6 +28,7 @@ class ModelInputs:
         images: the pictures, if the inputs are pictures.
         separators: token ids that separate sentences.
         facts: (name, value) pairs for the page.
+        cut: how many sentences are cut, and where; "" if none is.
     """
 
     model: nn.Module
@@ -36,6 +37,7 @@ class ModelInputs:
     images: ImageInputs | None = None
     separators: list[int] = field(default_factory=list)
     facts: list[tuple[str, str]] = field(default_factory=list)
+    cut: str = ""
 
 
 def model_inputs(
@@ -65,7 +67,9 @@ def model_inputs(
     if sentences:
         text = tokenize(loaded, sentences, length)
         facts = [("Decoder", "read the same sentences as the encoder")] if text.decoder_reads_source else []
-        return ModelInputs(loaded.model, text.batches, text.tokens, separators=separators, facts=facts)
+        cut = f"{text.cut} of {len(sentences)} sentences, after {text.limit} tokens" if text.cut else ""
+        facts += [("Cut", cut)] if cut else []
+        return ModelInputs(loaded.model, text.batches, text.tokens, separators=separators, facts=facts, cut=cut)
     return ModelInputs(loaded.model, [example_inputs(example, loaded.model)] if example else [], separators=separators)
 
 

@@ -246,6 +246,7 @@ FAMILIES: tuple[Family, ...] = (
     Family("query/key/value", ("*",), _BERT),
     Family("projection_query/...", ("*",), _separate("projection_query", "projection_key", "projection_value")),
     Family("q/k/v", ("*",), _separate("q", "k", "v")),
+    Family("q/kv", ("*",), (("q", "q head dim"), ("kv", "kv head dim")), out="proj"),
     Family("to_q/... + add_q_proj/...", ("*",), (*_TO, *_separate("add_q_proj", "add_k_proj", "add_v_proj"))),
     Family("to_q/... + add_k_proj/...", ("*",), (*_TO, ("add_k_proj", "k head dim"), ("add_v_proj", "v head dim"))),
     Family("to_q/to_k/to_v", ("*",), _TO),

@@ -23,13 +23,19 @@ _NAMES: dict[tuple[str, str], str] = {
     ("open_clip", "in_proj_weight"): "transformer.Attention",
     ("repulsive", "q_proj/k_proj/v_proj"): "Attention CausalAttention GraphAttention PygAttention",
     ("timm", "q/k/v"): "models.cait.ClassAttn models.nextvit.EfficientAttention",
+    ("timm", "q/kv"): """
+        layers.attention_pool.AttentionPoolLatent models.pvt_v2.Attention models.twins.GlobalSubSampleAttn
+        models.volo.ClassAttention
+    """,
+    ("timm", "q_proj/k_proj/v_proj"): "layers.attention.AttentionRope models.eva.EvaAttention",
     ("timm", "qkv"): """
-        layers.attention.Attention models.beit.Attention models.convit.MHSA models.davit.WindowAttention
-        models.eva.EvaAttention models.gcvit.WindowAttentionGlobal models.hiera.MaskUnitAttention
-        models.metaformer.Attention models.mvitv2.MultiScaleAttention models.nest.Attention
-        models.swin_transformer.WindowAttention models.swin_transformer_v2.WindowAttention
-        models.swin_transformer_v2_cr.WindowMultiHeadAttention models.vision_transformer_relpos.RelPosAttention
-        models.visformer.Attention models.volo.Attention
+        layers.attention.Attention layers.attention.AttentionRope models.beit.Attention models.convit.MHSA
+        models.davit.WindowAttention models.eva.EvaAttention models.fastvit.Attention models.gcvit.WindowAttentionGlobal
+        models.hiera.MaskUnitAttention models.hieradet_sam2.MultiScaleAttention models.metaformer.Attention
+        models.mvitv2.MultiScaleAttention models.nest.Attention models.swin_transformer.WindowAttention
+        models.swin_transformer_v2.WindowAttention models.swin_transformer_v2_cr.WindowMultiHeadAttention
+        models.twins.LocallyGroupedAttn models.vision_transformer_relpos.RelPosAttention
+        models.vision_transformer_sam.Attention models.visformer.Attention models.volo.Attention
     """,
     ("timm", "wq/wk/wv"): "models.crossvit.CrossAttention",
     ("transformers", "Wq/Wk/Wv"): "models.ctrl.modeling_ctrl.MultiHeadAttention",

@@ -79,7 +79,7 @@ def complete(model: nn.Module, example_inputs: object, groups: Sequence[HeadGrou
     ordered = with_feature_axes(model, ordered, example_inputs)
     reports = [report for _, report in both]
     proved = [
-        replace(group, proof="proved") if report.status == "verified" else group
+        replace(group, proof="proved", has_norm=report.has_norm) if report.status == "verified" else group
         for group, report in zip(ordered, reports, strict=True)
     ]
     return Completed(proved, reports, misses, [r for _, r in kept if r.status == "mixed"], trace.has_attention)

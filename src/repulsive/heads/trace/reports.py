@@ -29,6 +29,7 @@ class HeadReport:
         status: "verified", "untraced" (no attention call reached the group), "wrong", or "mixed" (something mixes the
             heads with each other).
         note: what is wrong or mixed, or what the check excluded or held constant.
+        has_norm: whether the model normalises the projected tokens before the attention call.
     """
 
     name: str
@@ -37,6 +38,7 @@ class HeadReport:
     leak: float
     status: str
     note: str = ""
+    has_norm: bool = False
 
     def __str__(self) -> str:
         leak = f", leak {self.leak:.1e}" if self.status in ("verified", "wrong") else ""
@@ -49,6 +51,7 @@ class _Verdict:
     fault: str
     note: str
     heads: int  # number of different heads in the attention calls
+    has_norm: bool
 
 
 def check_groups(
@@ -122,7 +125,9 @@ def _report(
             fault = f"every part has at least {fewest} heads in the attention call, and the group has {group.num_heads}"
         if fault:
             return report(leak, "wrong", fault)
-    return report(leak, "verified", "; ".join(dict.fromkeys(verdict.note for verdict in all_verdicts if verdict.note)))
+    note = "; ".join(dict.fromkeys(verdict.note for verdict in all_verdicts if verdict.note))
+    has_norm = any(verdict.has_norm for verdict in all_verdicts)
+    return HeadReport(group.name, group.part, group.num_heads, leak, "verified", note, has_norm)
 
 
 def _why_untraced(s: HeadSlice, module: str, trace: Trace) -> str:
@@ -196,7 +201,8 @@ def _verdict(
         fault = f"the attention call orders the heads of {s.parameter_name} as {order}"
     elif serves and not is_joined and not _is_served_as(head.tolist(), serves):
         fault = f"kv heads of {s.parameter_name} serve the q heads as {head.tolist()}, not as {list(serves)}"
-    return _Verdict(leak, fault, _note(s, gradients, int(shared.sum())), actual)
+    has_norm = any(role.norm_widths for role in gradients)
+    return _Verdict(leak, fault, _note(s, gradients, int(shared.sum())), actual, has_norm)
 
 
 def _is_served_as(head: list[int], serves: tuple[int, ...]) -> bool:

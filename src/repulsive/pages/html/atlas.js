@@ -5,7 +5,7 @@
   if (!grid) return;
   const byId = (id) => document.getElementById(id);
   const { layers, sides, badges, columnsOf, own, status, describe, onImages } = atlasData, { element } = attentionMap;
-  const KINDS = Object.keys(badges), SMALLEST = 15, READABLE = 34, LARGEST = 84;  // pixels of a cell
+  const KINDS = Object.keys(badges), SMALLEST = 15, READABLE = 44, LARGEST = 84;  // pixels of a cell
   const MOVES = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] };
   const drawer = byId("drawer"), most = Math.max(...layers.map((_, layer) => columnsOf(layer))), rows = [];
   let open = null, focused = [0, 0];

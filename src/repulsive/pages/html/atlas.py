@@ -28,6 +28,7 @@ _HELP = (
     "query tokens, columns are key tokens. Select a head for its details; arrow keys move between heads."
 )
 
+_KINDS = " Letters show how a head attends on other input, random tokens that are read twice."
 _HELP_ON_PICTURES = (
     "Each tile shows the attention of one head from the chosen query to the patches of the chosen picture, compared "
     "with uniform attention over all tokens. Select a head to see it over the picture; arrow keys move between heads."
@@ -90,6 +91,7 @@ def head_atlas(
         }
     )
     lead = _HELP_ON_PICTURES if on_pictures else _HELP
+    lead += _KINDS if any(any(layer.kinds) for layer in sides) else ""
     return (
         f'<section id="atlas"><h2>Head atlas</h2>\n<p>{lead}</p>\n{warning}{_legend(sides, bool(others))}'
         f"{_FADE if others else ''}"

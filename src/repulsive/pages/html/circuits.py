@@ -19,8 +19,8 @@ _LOGITS = (
     "−1 opposite. Weights do not show this: heads with orthogonal weights can compute the same logits."
 )
 _OV = (
-    "The same for head outputs: the cosine between the vectors that two heads add to the residual stream for a token "
-    "they attend to (values times output projection), over the input tokens."
+    "The cosine between the vectors that two heads add to the residual stream for a token that they attend to (values "
+    "times output projection), over all input tokens, whether they attend to them or not."
 )
 _ATTENTION = (
     "The cosine between the attention weights of two heads on the inputs, minus uniform attention: otherwise two heads "
