@@ -42,6 +42,25 @@ def gradients_of(group) -> torch.Tensor:
     return torch.cat([part.take(part.parameter().grad) for part in group.slices], dim=-1)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"stepsize": 0.1, "smoothing": 0}, {"stepsize": "heads"}], ids=["stepsize", "smoothing"]
+)
+def test_a_rule_that_changes_the_drive_acts_after_its_schedule_has_ended(settings, make_model, backward):
+    """It would otherwise give plain gradients, which may be M / stepsize times as long, from one step to the next."""
+    model = make_model()
+    optimizer = Recorded(model.parameters(), lr=0.01)
+    handle = repel(model, optimizer, SVGD(alpha=Until(2, 0.3), **settings), verbose=False)
+    for step in range(4):
+        backward(model, step)
+        before = [(group.read().clone(), gradients_of(group).clone()) for group in handle.groups]
+        optimizer.step()
+    flat = dict(zip(map(id, model.parameters()), optimizer.given[-1], strict=True))
+    without = SVGD(alpha=0.0, **settings)
+    for group, (theta, grad) in zip(handle.groups, before, strict=True):
+        now = torch.cat([part.take(flat[id(part.parameter())]) for part in group.slices], dim=-1)
+        assert close(now, without.gradient(theta, grad)) and not close(now, grad, 0.1)
+
+
 @pytest.mark.parametrize("settings", [ON_SPHERE, IN_WEIGHTS], ids=["sphere", "weights"])
 def test_repulsion_is_added_in_one_of_three_steps(make_model, backward, settings):
     """A double loop computes the direction of SVGD, of which the loss gradient is known: the rest is repulsion."""

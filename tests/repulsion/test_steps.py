@@ -150,6 +150,23 @@ def test_gradient_scaler_changes_nothing(name, unscale_first, rule, make_model, 
     assert same(one, two, 1e-9)
 
 
+@pytest.mark.parametrize("order", ["clip-repel", "repel-clip"])
+def test_the_loss_scale_does_not_change_the_norm_that_is_clipped(order, make_model, backward, plain_step):
+    scaler, options = grad_scaler(), {"max_norm": 0.05, "order": order}
+
+    def scaled(model, optimizer, index):
+        optimizer.zero_grad()
+        backward(model, index, scale=scaler.get_scale(), zero=False)
+        scaler.scale(torch.zeros(()))
+        scaler.step(optimizer)
+        scaler.update()
+
+    expected, _ = run(make_model, 3, OPTIMIZERS["fused sgd"], RULE, plain_step, **options)
+    assert same(run(make_model, 3, OPTIMIZERS["fused sgd"], RULE, scaled, **options)[0], expected, 1e-9)
+    free, _ = run(make_model, 3, OPTIMIZERS["fused sgd"], RULE, plain_step)
+    assert not same(free, expected, 1e-3)  # the limit takes effect
+
+
 # Not fused SGD with momentum: torch 2.13 leaves its momentum buffer uninitialised if the very first step is skipped.
 @pytest.mark.parametrize("name", ["sgd", "adam", "fused adam"])
 def test_skipped_steps_are_not_counted_and_draw_no_noise(name, make_model, backward, plain_step):
