@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive import find_heads
-from repulsive.diagnostics.cka import cka_of_grams, token_grams
+from repulsive.diagnostics.cka import cka_of_grams, cka_without_groups, token_grams
 from repulsive.diagnostics.inspection import inspect_heads
 from repulsive.diagnostics.model_heads import Heads
 from repulsive.errors import SelectionError
@@ -253,6 +253,15 @@ def test_the_cka_of_a_head_with_constant_output_is_zero(dtype):
     (found,) = Heads(attention).similarity([(x, x, x)], "cka", twins=0)
     assert not found.cosine[0].any() and not found.cosine[:, 0].any()
     assert (found.cosine[1:, 1:] > 0.01).all() and found.left_out is not None and not found.left_out[:, 0].any()
+
+
+def test_a_head_that_varies_in_one_sequence_only_has_no_cka_without_it():
+    outputs = torch.randn(3, 3, 7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)  # [B, M, T, d]
+    outputs[1:, 0] = 0.1  # head 0
+    grams, items = token_grams(outputs)
+    without = cka_without_groups(grams, items, 3)
+    assert not without[0, 0].any() and not without[0, :, 0].any()
+    assert (without[1:] > 0.01).all() and (without[0, 1:, 1:] > 0.01).all()
 
 
 def test_one_head_and_how_it_prints():

@@ -182,6 +182,21 @@ def test_each_parameter_group_has_its_own_learning_rate(make_model, backward):
     assert math.isclose(spread[1] / spread[0], 10.0, rel_tol=0.1)
 
 
+def test_noise_follows_a_learning_rate_that_a_schedule_changes(make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    handle = repel(model, optimizer, SGLD(0.1, 1.0), noise_in="gradient", verbose=False)
+    spread = []
+    for rate in (1e-2, 1e-4):
+        optimizer.param_groups[0]["lr"] = rate
+        backward(model)
+        for parameter in model.parameters():
+            parameter.grad.zero_()
+        handle.apply()
+        spread.append(float(model.stack.layers[0].self_attn.in_proj_weight.grad.std()))
+    assert math.isclose(spread[1] / spread[0], 10.0, rel_tol=0.1)
+
+
 def test_a_loaded_state_starts_new_measurements(make_model, backward):
     model = make_model()
     handle = repel(model, torch.optim.Adam(model.parameters()), "paper", verbose=False, measure_every=1)
