@@ -60,6 +60,21 @@ def test_rows_of_simple_layouts() -> None:
     assert set(rows_of("head qg dim", 8, 2)) == {"q"}
 
 
+@pytest.mark.parametrize(
+    ("rows", "axis", "is_whole"),
+    [
+        ([[0, 1, 2], [3, 4, 5]], 0, True),
+        ([[0, 1], [2, 3]], 0, False),  # packed with something else
+        ([[1, 2], [4, 5]], 0, False),
+        ([[0, 2, 4], [1, 3, 5]], 0, False),
+        ([[0, 1, 2], [3, 4, 5]], 1, False),
+    ],
+)
+def test_heads_that_cover_a_whole_parameter_in_order(rows: list[list[int]], axis: int, is_whole: bool) -> None:
+    layer = nn.Linear(6, 6, bias=False)
+    assert HeadSlice(layer, "weight", "weight", torch.tensor(rows), axis=axis).is_whole is is_whole
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 def test_heads_in_rows_without_a_pattern_are_read_and_written(axis: int) -> None:
     layer, rows = nn.Linear(7, 7, bias=False), torch.tensor([[5, 0], [2, 3], [6, 1]])

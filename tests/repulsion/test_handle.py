@@ -203,10 +203,13 @@ def test_a_loaded_state_starts_new_measurements(make_model, backward):
     fresh = handle.state_dict()
     for index in range(3):
         backward(model, index)
+        if index == 1:
+            model.stack.layers[0].self_attn.in_proj_weight.grad = None
         handle.optimizer.step()
     assert {one.step for one in handle.report()} == {2} and " 2 " in str(handle)
+    assert sum(one.skipped for one in handle.report()) == 3
     handle.load_state_dict(fresh)
-    assert {one.step for one in [*handle.report(), *handle.first_report()]} == {-1}
+    assert {(one.step, one.skipped) for one in [*handle.report(), *handle.first_report()]} == {(-1, 0)}
     assert handle.state_dict() == fresh and str(handle).endswith("not measured yet")
 
 

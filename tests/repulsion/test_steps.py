@@ -205,6 +205,42 @@ def test_a_group_without_gradient_is_skipped_and_counted(make_model, backward):
     assert handle.steps == 3
 
 
+def test_frozen_heads_with_gradients_of_zeros_are_skipped(make_model, backward):
+    """As after `zero_grad(set_to_none=False)`: repulsion alone would move heads that are meant to stay."""
+    seen = []
+
+    def step(model, optimizer, index):
+        frozen = model.stack.layers[0].self_attn.in_proj_weight
+        backward(model, index)
+        if index == 2:
+            frozen.grad.zero_()
+            frozen.requires_grad_(False)
+            optimizer.register_step_pre_hook(lambda *_: seen.append(frozen.grad.clone()))
+        optimizer.step()
+
+    _, handle = run(make_model, 3, rule=SVGD("heads", alpha=0.5, smoothing=0), step=step)
+    assert len(seen) == 1 and not seen[0].any() and handle.steps == 3
+    skipped = {line.name: line.skipped for line in handle.report()}
+    assert skipped["stack.layers.0.self_attn.q"] == 1 and skipped["stack.layers.1.self_attn.q"] == 0
+
+
+def test_a_step_between_those_of_the_rule_does_not_count_if_all_heads_are_frozen(make_model, backward):
+    def step(model, optimizer, index):
+        backward(model, index)
+        for layer in model.stack.layers:
+            layer.self_attn.in_proj_weight.requires_grad_(index == 0)
+            if index:
+                layer.self_attn.in_proj_weight.grad.zero_()
+        if index:
+            with pytest.warns(UserWarning, match="no selected head had a gradient"):
+                optimizer.step()
+        else:
+            optimizer.step()
+
+    _, handle = run(make_model, 2, rule=SVGD("heads", alpha=0.5, smoothing=0, act_every=3), step=step)
+    assert handle.steps == 1
+
+
 def test_a_sparse_gradient_is_refused_by_name(make_model, backward):
     def step(model, optimizer, index):
         backward(model, index)
