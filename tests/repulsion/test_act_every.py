@@ -99,6 +99,19 @@ def test_settings_keep_their_meaning_in_reports(make_model, backward):
     assert handle.first_report()[0].step == 0
 
 
+def test_the_first_step_that_acts_after_a_measurement_is_due_measures(make_model, backward):
+    model = make_model()
+    handle = repel(
+        model, torch.optim.SGD(model.parameters(), lr=0.01), rule(**IN_WEIGHTS), measure_every=4, verbose=False
+    )
+    measured = []
+    for step in range(13):
+        backward(model, step)
+        handle.optimizer.step()
+        measured.append(handle.report()[0].step)
+    assert measured == [*[0] * 6, *[6] * 3, *[9] * 3, 12]  # due in steps 0, 4, 8 and 12; the rule acts in 0, 3, 6, ...
+
+
 def test_a_fixed_alpha_is_reported_as_it_was_set(make_model, backward):
     model = make_model()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

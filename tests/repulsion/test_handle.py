@@ -213,6 +213,20 @@ def test_a_loaded_state_starts_new_measurements(make_model, backward):
     assert handle.state_dict() == fresh and str(handle).endswith("not measured yet")
 
 
+def test_a_loaded_state_forgets_gradients_that_were_changed_before(make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = repel(model, optimizer, SVGD(alpha=0.5), verbose=False)
+    backward(model)
+    state = handle.state_dict()
+    handle.apply()  # for a step that does not follow
+    handle.load_state_dict(state)
+    backward(model)
+    before = model.stack.layers[0].self_attn.in_proj_weight.grad.clone()
+    optimizer.step()
+    assert handle.steps == 1 and not torch.equal(model.stack.layers[0].self_attn.in_proj_weight.grad, before)
+
+
 def test_a_state_of_other_groups_or_another_rule(make_model):
     model = make_model()
     handle = repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
