@@ -138,9 +138,7 @@ class EagerUpdate:
             grad = grad / scale.to(grad.dtype).square()
         return rule.coefficients(Gram(theta), Gram(grad), step=step)
 
-    def _write(
-        self, block: Block, coefficients: Coefficients, sigmas: Sigmas, step: int, scale: Tensor | None
-    ) -> None:
+    def _write(self, block: Block, coefficients: Coefficients, sigmas: Sigmas, step: int, scale: Tensor | None) -> None:
         grad = block.gather(Piece.grad)  # [pieces, M, D]
         result = coefficients.drive[block.rows].to(grad.dtype) @ grad
         extra: Tensor | None = None  # the terms without the loss scale
