@@ -9,7 +9,10 @@ from textwrap import shorten
 from typing import TypeGuard
 
 # Top-level modules whose lines `warn_user` skips.
-_NOT_THE_USER = ("repulsive", "torch", "contextlib", "transformers", "accelerate", "lightning", "pytorch_lightning")
+_NOT_THE_USER = (
+    *("repulsive", "torch", "contextlib", "accelerate", "lightning", "lightning_fabric", "pytorch_lightning"),
+    *("transformers", "peft", "trl", "sentence_transformers"),
+)
 
 
 class RepulsiveError(Exception):
@@ -140,9 +143,8 @@ def short_message(error: BaseException) -> str:
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, and name the line of the user's code that led here.
 
-    That is the innermost line outside of this package, torch, transformers, Accelerate and Lightning. A fixed
-    `stacklevel` would be wrong: hooks run in calls of torch, whose number depends on schedulers and wrappers around the
-    optimizer.
+    That is the innermost line outside of this package, torch, and the training frameworks above. A fixed `stacklevel`
+    would be wrong: hooks run in calls of torch, whose number depends on schedulers and wrappers around the optimizer.
 
     Args:
         message: the warning.

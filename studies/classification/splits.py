@@ -29,14 +29,13 @@ ADDED = {"dev": 4_000, "test": 10_000}  # training reviews that move to these sp
 _PIECE = re.compile(r"\w+|[^\w\s]+")
 
 
-def split_yelp(data: Path, out: Path, added: dict[str, int], seed: int = 0) -> dict[str, int]:
+def split_yelp(data: Path, out: Path, added: dict[str, int]) -> dict[str, int]:
     """Write {train,dev,test}.tsv with more development and test reviews; return the number of reviews by split.
 
     Args:
         data: folder of the official splits.
         out: folder to write.
         added: split -> number of training reviews that move there.
-        seed: random seed of the choice.
     """
     files = find_parts(data, ["{}.tsv"])
     rows: dict[str, list[str]] = {}
@@ -50,7 +49,7 @@ def split_yelp(data: Path, out: Path, added: dict[str, int], seed: int = 0) -> d
             if text not in texts:
                 texts.add(text)
                 rows[name].append(line)
-    random.Random(seed).shuffle(rows["train"])
+    random.Random(0).shuffle(rows["train"])
     for name, count in added.items():
         rows[name] += rows["train"][:count]
         del rows["train"][:count]

@@ -144,14 +144,20 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("results/bench"), help="folder of JSON files")
     arguments = parser.parse_args(words)
     arguments.device = choose_device(arguments.device)
+    paths = [arguments.out / f"models-{name}.json" for name in arguments.models]
+    before = [_modified(path) for path in paths]
     try:
         measure_in_turn(measure, arguments)
     except KeyboardInterrupt:
         parser.exit(130, "interrupted; models that were measured are in their files\n")
     finally:
-        paths = [arguments.out / f"models-{name}.json" for name in arguments.models]
-        written = [path.name for path in paths if path.is_file() and path.stat().st_size]
+        written = [path.name for path, earlier in zip(paths, before, strict=True) if _modified(path) != earlier]
         print(json.dumps({"written": written}), flush=True)
+
+
+def _modified(path: Path) -> int | None:
+    """Return the time of the last change of a file; None if there is no such file."""
+    return path.stat().st_mtime_ns if path.is_file() else None
 
 
 if __name__ == "__main__":

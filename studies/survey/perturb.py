@@ -14,6 +14,8 @@ from repulsive.diagnostics.hooks.calling import call
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.trace.recorder import undispatched
 
+MOST = 9  # groups of a model that are checked
+
 
 class _Operands(TorchFunctionMode):
     """Record the inputs of every softmax and every scaled dot-product attention."""
@@ -42,13 +44,13 @@ def _dense(tensor: Tensor) -> Tensor:
     return (tensor.transpose(1, 2).values() if tensor.is_nested else tensor).detach().clone()
 
 
-def contradictions(model: nn.Module, inputs: Any, groups: Sequence[HeadGroup], most: int = 9) -> tuple[int, list[str]]:
+def contradictions(model: nn.Module, inputs: Any, groups: Sequence[HeadGroup]) -> tuple[int, list[str]]:
     """Number of checked groups, and names of those whose first and last head change the same positions."""
     before = _run(model, inputs)
     if not _is_equal(before, _run(model, inputs)):
         return 0, []  # a model that draws random numbers from elsewhere changes by itself
     checked, wrong = 0, []
-    for group in [group for group in groups if group.num_heads > 1][:most]:
+    for group in [group for group in groups if group.num_heads > 1][:MOST]:
         touched = [_touched(model, inputs, group, head, before) for head in (0, group.num_heads - 1)]
         if touched[0] is None or touched[1] is None or touched[0].shape != touched[1].shape:
             continue

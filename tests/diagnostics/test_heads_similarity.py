@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from repulsive.diagnostics.cka import cka_of_grams, token_grams
+from repulsive.diagnostics.cka import cka_of_grams, cka_without_groups, token_grams
 from repulsive.diagnostics.model_heads import Heads
 from tests.diagnostics.small_models import bert, make
 
@@ -110,3 +110,12 @@ def test_padding_of_a_decoder_of_torch_does_not_count(space):
     for one, other in zip(found, wanted, strict=True):
         assert one.tokens == other.tokens
         torch.testing.assert_close(one.cosine, other.cosine, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_head_that_varies_in_one_sequence_only_has_no_cka_without_it(seed):
+    outputs = torch.randn(3, 3, 7, 4, generator=torch.Generator().manual_seed(seed)).double()  # [B, M, T, d]
+    outputs[1:, 0] = outputs[1, 0, 0]  # head 0
+    without = cka_without_groups(*token_grams(outputs), 3)
+    assert not without[0, 0].any() and not without[0, :, 0].any()
+    assert (without[1:] > 0.01).all() and (without[0, 1:, 1:] > 0.01).all()

@@ -265,8 +265,15 @@ def test_error_messages(probe):
         ablate(model, [(2, 0)]),
     ):
         pass
-    with pytest.raises(SelectionError, match="its heads are 0 to 3"), ablate(model, [(0, 4)]):
-        pass
+    for layer in (-1, 1.0, None, "encoder"):
+        with (
+            pytest.raises(SelectionError, match=f"no layer {layer!r}; the 2 attention layers"),
+            ablate(model, [(layer, 0)]),
+        ):
+            pass
+    for head in (4, -1, 1.0, None):
+        with pytest.raises(SelectionError, match=f"no head {head!r}; its heads are 0 to 3"), ablate(model, [(0, head)]):
+            pass
     with pytest.raises(HeadLayoutError, match="no head output was recorded"):
         head_ablation(model, lambda m: 1.0)
     heads = Heads(model)

@@ -177,3 +177,15 @@ def test_invalid_tensors_are_refused():
     with pytest.raises(ValueError, match="at least one"):
         of_outputs(noise(1, 2, 3, 4), torch.zeros(1, 3, dtype=torch.bool))
     assert effective_number(torch.eye(2)) == pytest.approx(2)
+
+
+def test_parts_are_merged_by_their_weights():
+    """A part with three times as many positions counts three times; positions of both together give the same."""
+    torch.manual_seed(0)
+    long, short = torch.randn(1, 3, 6, 4), torch.randn(1, 3, 2, 4)
+    found = merged([(of_outputs(long), 6), (of_outputs(short), 2)])
+    whole = of_outputs(torch.cat([long, short], dim=2))
+    torch.testing.assert_close(found.cosine, whole.cosine)
+    torch.testing.assert_close(found.distance, whole.distance)
+    tokens = (6 * of_outputs(long).tokens + 2 * of_outputs(short).tokens) / 8
+    assert found.tokens == pytest.approx(tokens)

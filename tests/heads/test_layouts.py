@@ -12,6 +12,7 @@ from torch import nn
 
 from repulsive.errors import HeadLayoutError
 from repulsive.heads import by_hand, discover, find_heads
+from repulsive.heads.layout import HeadSlice
 from repulsive.heads.table import parse_layout
 from repulsive.heads.table.parse_layout import rows_of
 from tests.heads.zoo import build
@@ -57,6 +58,35 @@ def test_rows_of_simple_layouts() -> None:
     assert rows_of("q dim head", 6, 2)["q"].tolist() == [[0, 2, 4], [1, 3, 5]]
     assert rows_of("head qg dim", 8, 2)["q"].tolist() == [[0, 1], [4, 5]]
     assert set(rows_of("head qg dim", 8, 2)) == {"q"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "axis", "is_whole"),
+    [
+        ([[0, 1, 2], [3, 4, 5]], 0, True),
+        ([[0, 1], [2, 3]], 0, False),  # packed with something else
+        ([[1, 2], [4, 5]], 0, False),
+        ([[0, 2, 4], [1, 3, 5]], 0, False),
+        ([[0, 1, 2], [3, 4, 5]], 1, False),
+    ],
+)
+def test_heads_that_cover_a_whole_parameter_in_order(rows: list[list[int]], axis: int, is_whole: bool) -> None:
+    layer = nn.Linear(6, 6, bias=False)
+    assert HeadSlice(layer, "weight", "weight", torch.tensor(rows), axis=axis).is_whole is is_whole
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_heads_in_rows_without_a_pattern_are_read_and_written(axis: int) -> None:
+    layer, rows = nn.Linear(7, 7, bias=False), torch.tensor([[5, 0], [2, 3], [6, 1]])
+    part = HeadSlice(layer, "weight", "weight", rows, axis=axis)
+    weight = torch.arange(49.0).view(7, 7)
+    lines = weight if axis == 0 else weight.T
+    heads = part.take(weight)
+    assert heads.tolist() == [[*lines[a].tolist(), *lines[b].tolist()] for a, b in rows.tolist()]
+    new = torch.zeros(7, 7)
+    part.put(new, heads)
+    assert torch.equal(new, weight * (new != 0)) and not new.movedim(axis, 0)[4].any()
+    assert torch.equal(part.take(new), heads)
 
 
 def test_rows_of_grouped_layouts() -> None:

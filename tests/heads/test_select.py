@@ -27,6 +27,10 @@ def test_first_and_last_are_per_stack(model: nn.Module) -> None:
         "decoder.layers.0.multihead_attn.q",
     ]
     assert _names(model, layers="last", parts="q", where="encoder") == ["encoder.layers.1.self_attn.q"]
+    uneven = nn.Transformer(16, 4, 3, 2, 32, batch_first=True)
+    last = ["encoder.layers.2.self_attn.q", "decoder.layers.1.self_attn.q", "decoder.layers.1.multihead_attn.q"]
+    assert _names(uneven, layers="last", parts="q") == last
+    assert _names(uneven, layers=[-1], parts="q") == last
 
 
 def test_indices_and_negative_indices(model: nn.Module) -> None:

@@ -92,6 +92,11 @@ def test_extremes():
     assert entropy(wrong) == 0
 
 
+def test_a_prediction_that_is_not_a_number_counts_as_wrong():
+    probabilities = torch.tensor([[0.2, 0.8], [math.nan, math.nan], [math.nan, math.nan], [0.7, 0.3]])
+    assert accuracy(probabilities, torch.tensor([1, 0, 1, 0])) == 0.5
+
+
 def test_scores_are_the_metrics_of_the_softmax():
     logits, y = torch.randn(50, 3, generator=torch.Generator().manual_seed(3)), torch.arange(50) % 3
     p = logits.double().softmax(-1)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from repulsive.metrics.compare import compare
+from repulsive.metrics.compare import compare, compare_totals
 
 
 def normal(*shape, seed=0):
@@ -107,6 +107,12 @@ def test_variation_between_seeds_matters_only_if_seeds_are_resampled():
 def test_the_smallest_p_value_depends_on_the_number_of_seeds():
     a = torch.ones(4, 10) + 0.01 * normal(4, 10)
     assert compare(a, torch.zeros(4, 10), "seeds").p_value == 2 ** (1 - 4)
+
+
+def test_the_observed_assignment_counts_as_one_of_the_random_swaps():
+    """No p-value is 0: with R random swaps it is at least 1 / (1 + R)."""
+    first, second = torch.ones(40, 1), torch.zeros(40, 1)
+    assert compare_totals(first, second, lambda totals: totals[..., 0], resamples=99).p_value == 1 / 100
 
 
 def test_wrong_arguments_are_refused():

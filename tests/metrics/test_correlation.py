@@ -125,6 +125,9 @@ def test_one_class_only():
     assert float(matthews(same, labels)) == float(matthews(labels, same)) == 0.0
     assert float(f1(1 - same, 1 - same)) == 0.0
     assert float(spearman(torch.full((3,), 0.1), torch.tensor([1.0, 2.0, 3.0]))) == 0.0
+    varying, constant = torch.randn(50, generator=torch.Generator().manual_seed(0)), torch.full((50,), 0.1)
+    for pair in ((varying, constant), (constant, varying)):
+        assert float(pearson_of(moments(*pair).sum(0))) == 0.0
     with pytest.raises(ValueError, match=r"\[3\] and \[2\]"):
         matthews(labels, labels[:2])
 

@@ -444,6 +444,16 @@ def test_a_loop_that_never_calls_step_is_warned_about():
     assert steps(monitor) == [0]
 
 
+def test_a_monitor_with_a_probe_may_be_measured_without_steps():
+    model = encoder()
+    monitor = HeadMonitor(model, probe=torch.randn(2, 7, 16))
+    monitor.measure()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monitor.close()
+    assert len(monitor.history) == 1
+
+
 def test_an_error_before_the_first_call_of_step_is_not_warned_about():
     def fails(model):
         with HeadMonitor(model, every=1):

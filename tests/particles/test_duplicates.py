@@ -102,6 +102,18 @@ def test_nearly_equal_heads_hold_the_ratio():
     assert relative_push(theta, grad, "rbf") == pytest.approx(RATIO, rel=0.05)
 
 
+def test_the_rounding_error_of_row_sums_counts():
+    """Heads are equal, so only the mean head is left, times row sums that are zero up to rounding."""
+    weight = torch.rand(12, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weight = weight + weight.mT
+    matrix = torch.diag_embed(weight.sum(-1)) - weight
+    matrix[0] -= matrix[0].sum() / 12
+    equal = gram(1e3 * torch.ones(12, 64, dtype=torch.float64))
+    assert 0 < float(equal.norm_of(matrix)) < float(equal.rounding_of(matrix))
+    exact = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
+    assert float(gram(torch.ones(2, 64, dtype=torch.float64)).rounding_of(exact)) > 0
+
+
 def test_the_rounding_error_of_a_norm_matches_the_plain_loop():
     torch.manual_seed(0)
     theta, matrix = torch.randn(3, 5, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)

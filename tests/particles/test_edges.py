@@ -9,6 +9,8 @@ from repulsive.errors import RuleError
 from repulsive.particles import SVGD, Cosine, Gaussian, Hinge
 from repulsive.particles.collapse import CollapsedHeads
 from repulsive.particles.gram import gram
+from repulsive.particles.kernels import SHORTEST
+from repulsive.particles.logits import cosines
 from repulsive.particles.schedules import Until
 from tests.particles import oracle
 from tests.particles.oracle import close, particles
@@ -43,6 +45,23 @@ def test_a_zero_head_exerts_and_receives_no_force(kernel, space, dtype, length):
         )
         assert close(found[others], -4 * alone, 1e-5 if dtype == torch.float32 else 1e-12)
         assert close(found[1], grad[1], 1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "cosine", "hinge"])
+def test_a_head_counts_as_zero_below_a_share_of_the_other_norms(kernel):
+    """Force on each head with norms just below and just above the bound, on a group of nearly parallel heads."""
+    base, theta = particles(1, 30, (), 0)[0], particles(4, 30, (), 1)[0]
+    theta = torch.nn.functional.normalize(base + 0.3 * theta, dim=-1)
+    others = theta[1:].square().sum(-1).sum() / 4  # mean square norm of all four, if the first one is short
+    grad = torch.zeros_like(theta)
+    for share, is_zero in ((0.9, True), (1.1, False)):
+        short = torch.cat([share * SHORTEST * others.sqrt() * theta[:1], theta[1:]])
+        push = SVGD("heads", 1.0, kernel=kernel, space="sphere", smoothing=0).gradient(short, grad)
+        assert bool((push[0] == 0).all()) is is_zero
+        assert push[1:].any(-1).all()
+    assert cosines(gram(short).inner, SHORTEST)[0, 1] > 0.5
+    short[0] *= 0.9 / 1.1
+    assert not cosines(gram(short).inner, SHORTEST)[0].any()
 
 
 def test_the_recommended_rule_holds_its_ratio_beside_a_zero_head():

@@ -5,6 +5,7 @@ import torch
 
 from repulsive.errors import RuleError
 from repulsive.particles import SVGD, Hinge
+from repulsive.particles.gram import gram
 from tests.particles import oracle
 from tests.particles.oracle import close, particles
 
@@ -35,6 +36,13 @@ def test_hinge_matches_the_double_loop(spread, alpha):
 def test_the_double_loop_covers_pairs_on_both_sides_of_the_threshold():
     alike = cosines(crowd(6, 5, 3, 1.0)[0]) > 0.5
     assert alike.any() and not alike.all()
+
+
+def test_the_values_are_the_excess_over_the_threshold():
+    theta, _ = crowd(6, 5, 3, 1.0)
+    unit = torch.nn.functional.normalize(theta, dim=-1)
+    found = Hinge(0.3).interact(gram(theta), "paper", "sphere").values
+    assert close(found, (unit @ unit.mT - 0.3).clamp(min=0))
 
 
 def test_orthogonal_heads_are_left_alone_exactly():

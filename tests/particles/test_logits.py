@@ -109,6 +109,33 @@ def test_the_force_of_nearly_parallel_heads_is_not_a_rounding_error(size, kernel
         assert bool(circuits.are_rounding_errors(forces, matrix, moments, error)) is is_none, apart
 
 
+def test_a_key_that_heads_share_may_have_the_rounding_errors_of_all_of_them():
+    """Four equal heads with one key: the force on it is a sum over heads, so four times as much is a rounding error."""
+    q, k = drawn(20, 1, 3).expand(-1, 4, -1), drawn(20, 1, 3, seed=1)
+    matrix, error = torch.ones(4, 4, dtype=torch.float64), 1e-6
+
+    def largest(circuits: Circuits) -> float:
+        """Length of the force on key 0 from which on it is more than a rounding error."""
+        moments, low, high = circuits.moments(), 0.0, 1.0
+        for _ in range(50):
+            middle, force = (low + high) / 2, torch.zeros_like(circuits.right)
+            force[0, 0, 0] = middle
+            is_error = circuits.are_rounding_errors((torch.zeros_like(q), force), matrix, moments, error)
+            low, high = (middle, high) if is_error else (low, middle)
+        return low
+
+    apart, shared = Circuits(q, k.expand(-1, 4, -1)), Circuits(q, k, right_of=(0, 0, 0, 0))
+    assert largest(shared) == pytest.approx(4 * largest(apart)) and largest(apart) > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_bandwidth_of_functions_stays_above_rounding_errors(dtype):
+    """Unit functions closer than 4 sqrt(eps) cannot be told apart by their products."""
+    products = torch.ones(4, 4, dtype=dtype)
+    h = SVGD(space="logits").interact(function_gram(products)).bandwidth
+    assert float(h) == pytest.approx(max(16 * torch.finfo(dtype).eps, 1e-8))
+
+
 def test_products_that_are_not_symmetric_keep_the_digits_of_small_functions():
     """Products in float32 differ in their last digit from those with the two heads exchanged."""
     products = torch.tensor([[1e8, 1e4], [1e4 * (1 + 1e-6), 1.0]], dtype=torch.float64)

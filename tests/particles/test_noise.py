@@ -1,5 +1,8 @@
 """Counter-based noise: normal, independent, and equal on every rank."""
 
+import math
+
+import pytest
 import torch
 
 from repulsive.particles.noise import key, normal
@@ -29,6 +32,18 @@ def test_a_shard_draws_its_own_elements():
     whole = normal(key(7, 3, "layer.q"), 1000)
     shard = torch.arange(1000).view(10, 100)[:, 30:60]
     assert torch.equal(normal(key(7, 3, "layer.q"), shard), whole.view(10, 100)[:, 30:60])
+
+
+def test_the_rarest_hash_gives_a_finite_number():
+    """The upper half is zero in one of 2^32 hashes. Going back through splitmix64's steps gives its index."""
+    bits = 0x123  # the hash
+    for factor, shift in ((None, 31), (0x94D049BB133111EB, 27), (0xBF58476D1CE4E5B9, 30)):
+        if factor is not None:
+            bits = bits * pow(factor, -1, 2**64) % 2**64
+        bits ^= bits >> shift ^ bits >> 2 * shift  # undoes x ^ x >> shift
+    index = bits * pow(0x9E3779B97F4A7C15, -1, 2**64) % 2**64
+    found = normal(0, torch.tensor([index - 2**64 if index >= 2**63 else index]), dtype=torch.float64)
+    assert float(found) == pytest.approx((2 * 32 * math.log(2)) ** 0.5)
 
 
 def test_known_bits():

@@ -42,6 +42,25 @@ def gradients_of(group) -> torch.Tensor:
     return torch.cat([part.take(part.parameter().grad) for part in group.slices], dim=-1)
 
 
+@pytest.mark.parametrize(
+    "settings", [{"stepsize": 0.1, "smoothing": 0}, {"stepsize": "heads"}], ids=["stepsize", "smoothing"]
+)
+def test_a_rule_that_changes_the_drive_acts_after_its_schedule_has_ended(settings, make_model, backward):
+    """It would otherwise give plain gradients, which may be M / stepsize times as long, from one step to the next."""
+    model = make_model()
+    optimizer = Recorded(model.parameters(), lr=0.01)
+    handle = repel(model, optimizer, SVGD(alpha=Until(2, 0.3), **settings), verbose=False)
+    for step in range(4):
+        backward(model, step)
+        before = [(group.read().clone(), gradients_of(group).clone()) for group in handle.groups]
+        optimizer.step()
+    flat = dict(zip(map(id, model.parameters()), optimizer.given[-1], strict=True))
+    without = SVGD(alpha=0.0, **settings)
+    for group, (theta, grad) in zip(handle.groups, before, strict=True):
+        now = torch.cat([part.take(flat[id(part.parameter())]) for part in group.slices], dim=-1)
+        assert close(now, without.gradient(theta, grad)) and not close(now, grad, 0.1)
+
+
 @pytest.mark.parametrize("settings", [ON_SPHERE, IN_WEIGHTS], ids=["sphere", "weights"])
 def test_repulsion_is_added_in_one_of_three_steps(make_model, backward, settings):
     """A double loop computes the direction of SVGD, of which the loss gradient is known: the rest is repulsion."""
@@ -78,6 +97,19 @@ def test_settings_keep_their_meaning_in_reports(make_model, backward):
     assert handle.steps == 17
     assert [step for step in dict.fromkeys(steps) if step in (0, 6, 12, 15)] == [0, 6, 12, 15]
     assert handle.first_report()[0].step == 0
+
+
+def test_the_first_step_that_acts_after_a_measurement_is_due_measures(make_model, backward):
+    model = make_model()
+    handle = repel(
+        model, torch.optim.SGD(model.parameters(), lr=0.01), rule(**IN_WEIGHTS), measure_every=4, verbose=False
+    )
+    measured = []
+    for step in range(13):
+        backward(model, step)
+        handle.optimizer.step()
+        measured.append(handle.report()[0].step)
+    assert measured == [*[0] * 6, *[6] * 3, *[9] * 3, 12]  # due in steps 0, 4, 8 and 12; the rule acts in 0, 3, 6, ...
 
 
 def test_a_fixed_alpha_is_reported_as_it_was_set(make_model, backward):

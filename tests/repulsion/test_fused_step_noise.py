@@ -60,6 +60,7 @@ def train(
     steps=3,
     dtype=torch.float32,
     change=lambda step, optimizer: None,
+    untrained=0,
     **more,
 ):
     monkeypatch.setenv("REPULSIVE_KERNELS", kernels)
@@ -74,6 +75,7 @@ def train(
         change(step, optimizer)
         for parameter in layer.parameters():
             parameter.grad = (1e-3 * torch.randn(parameter.shape, generator=numbers)).to(DEVICE, dtype)
+            parameter.grad[..., :untrained] = 0
         optimizer.step()
     handle.remove()
     states = [value for state in optimizer.state.values() for value in state.values() if value is not None]
@@ -94,6 +96,15 @@ def test_weights_and_buffers_are_those_of_the_eager_noise(name, monkeypatch, eag
     assert len(eager_calls) == 3 and same(found, expected)
     plain = train(monkeypatch, "triton", kind, options, rule=SGLD(1.0, 0.0))
     assert not same(plain, expected, 1e-3)  # the noise is not negligible
+
+
+@pytest.mark.parametrize("name", ["adam", "rmsprop with momentum"])
+def test_weights_that_never_had_a_gradient_get_no_noise(name, monkeypatch):
+    kind, options = OPTIMIZERS[name]
+    expected = train(monkeypatch, "eager", kind, options, untrained=3)
+    found = train(monkeypatch, "triton", kind, options, untrained=3)
+    start = train(monkeypatch, "triton", kind, options, steps=0)
+    assert same(found, expected) and torch.equal(found[0][:, :3], start[0][:, :3])
 
 
 def test_a_fixed_second_moment(monkeypatch, eager_calls):

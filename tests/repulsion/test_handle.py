@@ -182,17 +182,49 @@ def test_each_parameter_group_has_its_own_learning_rate(make_model, backward):
     assert math.isclose(spread[1] / spread[0], 10.0, rel_tol=0.1)
 
 
+def test_noise_follows_a_learning_rate_that_a_schedule_changes(make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    handle = repel(model, optimizer, SGLD(0.1, 1.0), noise_in="gradient", verbose=False)
+    spread = []
+    for rate in (1e-2, 1e-4):
+        optimizer.param_groups[0]["lr"] = rate
+        backward(model)
+        for parameter in model.parameters():
+            parameter.grad.zero_()
+        handle.apply()
+        spread.append(float(model.stack.layers[0].self_attn.in_proj_weight.grad.std()))
+    assert math.isclose(spread[1] / spread[0], 10.0, rel_tol=0.1)
+
+
 def test_a_loaded_state_starts_new_measurements(make_model, backward):
     model = make_model()
     handle = repel(model, torch.optim.Adam(model.parameters()), "paper", verbose=False, measure_every=1)
     fresh = handle.state_dict()
     for index in range(3):
         backward(model, index)
+        if index == 1:
+            model.stack.layers[0].self_attn.in_proj_weight.grad = None
         handle.optimizer.step()
     assert {one.step for one in handle.report()} == {2} and " 2 " in str(handle)
+    assert sum(one.skipped for one in handle.report()) == 3
     handle.load_state_dict(fresh)
-    assert {one.step for one in [*handle.report(), *handle.first_report()]} == {-1}
+    assert {(one.step, one.skipped) for one in [*handle.report(), *handle.first_report()]} == {(-1, 0)}
     assert handle.state_dict() == fresh and str(handle).endswith("not measured yet")
+
+
+def test_a_loaded_state_forgets_gradients_that_were_changed_before(make_model, backward):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = repel(model, optimizer, SVGD(alpha=0.5), verbose=False)
+    backward(model)
+    state = handle.state_dict()
+    handle.apply()  # for a step that does not follow
+    handle.load_state_dict(state)
+    backward(model)
+    before = model.stack.layers[0].self_attn.in_proj_weight.grad.clone()
+    optimizer.step()
+    assert handle.steps == 1 and not torch.equal(model.stack.layers[0].self_attn.in_proj_weight.grad, before)
 
 
 def test_a_state_of_other_groups_or_another_rule(make_model):

@@ -75,6 +75,28 @@ def test_other_parameters_and_unselected_layers_are_not_reported():
     assert step(model, optimizer, 2) == []
 
 
+class Unknown(nn.Module):
+    """Attention of a class that no table lists: its heads are a guess from the names of its parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads = 2
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (part(x).unflatten(-1, (2, 4)).transpose(1, 2) for part in (self.q_proj, self.k_proj, self.v_proj))
+        return self.out_proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+
+def test_heads_that_are_a_guess_are_not_reported():
+    """`repel` would refuse them without an example."""
+    model, optimizer, _ = make()
+    model.layers.append(Unknown())
+    assert {group.proof for group in find_heads(model) if group.name.startswith("layers.2")} == {"guess"}
+    optimizer.add_param_group({"params": list(model.layers[-1].parameters())})
+    assert step(model, optimizer, 2) == []
+
+
 def test_heads_of_another_handle_are_not_reported():
     model, optimizer, _ = make()
     step(model, optimizer)

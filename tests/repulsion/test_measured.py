@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from repulsive import repel
 from repulsive.particles.rule import Measure
 from repulsive.repulsion.backends.graph_cache import GraphCache
+from repulsive.repulsion.growth_monitor import GrowthMonitor
 from repulsive.repulsion.measured import FIELDS, Measured
 from repulsive.repulsion.measurements import per_step
 
@@ -74,6 +75,25 @@ def test_numbers_of_groups():
     assert measured.has_arrived() and measured.ratios() == [0.5, math.inf] and not calls
     assert measured.values("k") == dict.fromkeys(FIELDS, 1.0) | {"drive": 2.0}
     assert measured.values("v")["repulsion"] == 3.0 and calls == [1]
+
+
+class Late(Measured):
+    """Numbers of a device that has not finished them yet."""
+
+    is_finished = False
+
+    def has_arrived(self) -> bool:
+        return self.is_finished
+
+
+def test_growth_is_found_in_numbers_that_arrive_with_the_next_measurement():
+    monitor, found, last = GrowthMonitor(), [], None
+    for distance in (2.0, 4.0, 6.0, 8.0):
+        if last is not None:
+            last.is_finished = True
+        last = Late(0, {"q": 0}, torch.full((1, 7), distance))
+        found.append(monitor.observe([last]))
+    assert found == [None, None, None, 3.0]
 
 
 def test_repulsion_of_several_steps_is_divided():

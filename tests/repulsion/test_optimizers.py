@@ -248,7 +248,7 @@ def test_an_optimizer_that_maximizes_repels_as_one_that_minimizes(rule, settings
         model = make_model()
         first, second = model.stack.layers
         mixed = [{"params": first.parameters(), "maximize": maximize}, {"params": second.parameters()}]
-        optimizer = kind(mixed, lr=0.01)
+        optimizer = kind(mixed if kind is torch.optim.SGD else mixed[::-1], lr=0.01)
         handle = repel(model, optimizer, rule, verbose=False, measure_every=1, **settings)
         for index in range(3):
             backward(model, index)

@@ -48,6 +48,7 @@ def stepped(model, backward, optimizer, rule, *, steps=1, **options):
         ({"space": "sphere", "kernel": "imq"}, "head"),
         ({"space": "weights"}, "projection"),
         ({"space": "weights", "bandwidth": "released"}, "head"),
+        ({"space": "weights", "prior": "gaussian"}, "projection"),
     ],
     ids=str,
 )
@@ -57,11 +58,11 @@ def test_weights_get_the_ratio_times_the_step_along_the_force(make_model, backwa
     plain_model = copy.deepcopy(model)
     rule = SVGD(**HELD, **settings)
     drive = SVGD(alpha=0.0, smoothing=0, **settings)
-    options = {"particle": particle}
+    options, formula = {"particle": particle}, {key: settings[key] for key in settings if key != "prior"}
     _, plain, _ = stepped(plain_model, backward, build(plain_model), drive, force_in="gradient", **options)
     before, after, _ = stepped(model, backward, build(model), rule, force_in="step", **options)
     for old, without, with_force in zip(before, plain, after, strict=True):
-        expected = phi(old, torch.zeros_like(old), alpha=1.0, smoothing=0.0, **settings)
+        expected = phi(old, torch.zeros_like(old), alpha=1.0, smoothing=0.0, **formula)  # the prior is in the drive
         shift = 0.2 * (without - old).norm() * expected / expected.norm()
         assert close(with_force - without, shift, 1e-9)
 

@@ -150,6 +150,23 @@ def test_gradient_scaler_changes_nothing(name, unscale_first, rule, make_model, 
     assert same(one, two, 1e-9)
 
 
+@pytest.mark.parametrize("order", ["clip-repel", "repel-clip"])
+def test_the_loss_scale_does_not_change_the_norm_that_is_clipped(order, make_model, backward, plain_step):
+    scaler, options = grad_scaler(), {"max_norm": 0.05, "order": order}
+
+    def scaled(model, optimizer, index):
+        optimizer.zero_grad()
+        backward(model, index, scale=scaler.get_scale(), zero=False)
+        scaler.scale(torch.zeros(()))
+        scaler.step(optimizer)
+        scaler.update()
+
+    expected, _ = run(make_model, 3, OPTIMIZERS["fused sgd"], RULE, plain_step, **options)
+    assert same(run(make_model, 3, OPTIMIZERS["fused sgd"], RULE, scaled, **options)[0], expected, 1e-9)
+    free, _ = run(make_model, 3, OPTIMIZERS["fused sgd"], RULE, plain_step)
+    assert not same(free, expected, 1e-3)  # the limit takes effect
+
+
 # Not fused SGD with momentum: torch 2.13 leaves its momentum buffer uninitialised if the very first step is skipped.
 @pytest.mark.parametrize("name", ["sgd", "adam", "fused adam"])
 def test_skipped_steps_are_not_counted_and_draw_no_noise(name, make_model, backward, plain_step):
@@ -186,6 +203,42 @@ def test_a_group_without_gradient_is_skipped_and_counted(make_model, backward):
     skipped = {line.name: line.skipped for line in handle.report()}
     assert skipped["stack.layers.0.self_attn.q"] == 1 and skipped["stack.layers.1.self_attn.q"] == 0
     assert handle.steps == 3
+
+
+def test_frozen_heads_with_gradients_of_zeros_are_skipped(make_model, backward):
+    """As after `zero_grad(set_to_none=False)`: repulsion alone would move heads that are meant to stay."""
+    seen = []
+
+    def step(model, optimizer, index):
+        frozen = model.stack.layers[0].self_attn.in_proj_weight
+        backward(model, index)
+        if index == 2:
+            frozen.grad.zero_()
+            frozen.requires_grad_(False)
+            optimizer.register_step_pre_hook(lambda *_: seen.append(frozen.grad.clone()))
+        optimizer.step()
+
+    _, handle = run(make_model, 3, rule=SVGD("heads", alpha=0.5, smoothing=0), step=step)
+    assert len(seen) == 1 and not seen[0].any() and handle.steps == 3
+    skipped = {line.name: line.skipped for line in handle.report()}
+    assert skipped["stack.layers.0.self_attn.q"] == 1 and skipped["stack.layers.1.self_attn.q"] == 0
+
+
+def test_a_step_between_those_of_the_rule_does_not_count_if_all_heads_are_frozen(make_model, backward):
+    def step(model, optimizer, index):
+        backward(model, index)
+        for layer in model.stack.layers:
+            layer.self_attn.in_proj_weight.requires_grad_(index == 0)
+            if index:
+                layer.self_attn.in_proj_weight.grad.zero_()
+        if index:
+            with pytest.warns(UserWarning, match="no selected head had a gradient"):
+                optimizer.step()
+        else:
+            optimizer.step()
+
+    _, handle = run(make_model, 2, rule=SVGD("heads", alpha=0.5, smoothing=0, act_every=3), step=step)
+    assert handle.steps == 1
 
 
 def test_a_sparse_gradient_is_refused_by_name(make_model, backward):

@@ -11,7 +11,7 @@ from repulsive.cli.app import run
 from repulsive.errors import RunError
 from repulsive.lab.engine import result_checksums
 from repulsive.lab.engine.runs import RunFolder
-from repulsive.lab.engine.scores import recomputed
+from repulsive.lab.engine.scores import check_scores, recomputed
 from repulsive.lab.engine.tables import rows
 from tests.lab.engine import tiny
 
@@ -113,6 +113,13 @@ def test_scores_may_be_added_later(copy):
     result["test"]["sacrebleu"] = 3.0
     folder.add_scores(result)
     assert RunFolder(copy).metrics("test")["sacrebleu"] == 3.0
+
+
+def test_rounding_is_forgiven_and_a_thousandth_is_not(tmp_path):
+    items = {"nll": torch.tensor([0.5, 1.5])}
+    check_scores({"nll": 1.0 + 5e-5}, items, tmp_path)
+    with pytest.raises(RunError, match=r"its answers give nll 1, but result\.json says 1\.001"):
+        check_scores({"nll": 1.001}, items, tmp_path)
 
 
 def test_metrics_recomputed_by_hand():

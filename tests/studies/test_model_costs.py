@@ -68,6 +68,18 @@ def test_processes_measure_one_at_a_time_after_all_are_ready(tmp_path):
     assert turns in (one + other, other + one)
 
 
+def test_files_of_an_earlier_run_are_not_reported_as_written(tmp_path, monkeypatch, capsys):
+    (tmp_path / "models-llama.json").write_text("{}")
+    with study("studies.speed.models") as models:
+
+        def measure_one(_target, arguments):
+            (arguments.out / "models-gpt2.json").write_text("{}")  # the other model fails
+
+        monkeypatch.setattr(models, "measure_in_turn", measure_one)
+        models.main(["--models", "gpt2", "llama", "--device", "cpu", "--out", str(tmp_path)])
+    assert json.loads(capsys.readouterr().out) == {"written": ["models-gpt2.json"]}
+
+
 def test_the_first_steps_count_once_in_a_training():
     seconds = {"plain before": [1.0, 1.0], "plain after": [1.0], "active": [1.5, 1.1], "ended": [1.02]}
     with study("studies.speed.first_steps") as first:

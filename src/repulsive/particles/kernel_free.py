@@ -51,8 +51,7 @@ class KernelFree(SVGD):
         h = bandwidths.resolve(self.bandwidth, d2, theta.squared_norms.mean(-1))  # [...]
         eye = torch.eye(heads, dtype=d2.dtype, device=d2.device)
         values = (eye + (1 - eye) / heads).expand_as(d2)
-        all_zero = h == 0
-        weight = torch.where(all_zero, 0, 2 / torch.where(all_zero, 1, h))  # without a scale there is no force
+        weight = 2 / torch.where(h == 0, 1, h)  # h is zero only if all heads are, and then there is no force
         return Interaction(values, weight[..., None, None] * (eye - 1 / heads), h)
 
     def radial_form(self, step: int) -> RadialForm | None:

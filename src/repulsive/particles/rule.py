@@ -116,9 +116,8 @@ class Rule(ABC):
     """
 
     stepsize: StepSize
-    act_every: int = (
-        1  # the rule acts in one of this many optimizer steps; the gradients of the others stay as they are
-    )
+    # The rule acts in one of this many optimizer steps; the gradients of the others stay as they are.
+    act_every: int = 1
 
     @property
     def has_interaction(self) -> bool:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from repulsive.errors import CheckpointError
-from repulsive.lab.engine.checkpoint import MANIFEST, Checkpoints, load
+from repulsive.lab.engine.checkpoint import MANIFEST, Checkpoints, check_moments, check_weights, load
 from repulsive.lab.engine.nested_state import pack, unpack
 from repulsive.lab.engine.random_state import random_state, restore_random_state
 
@@ -32,6 +32,31 @@ def example(seed=0):
         "betas": (0.9, 0.98),
         "flags": {1: True, "two": 2.5},
     }
+
+
+def test_moments_of_other_shapes_are_refused():
+    """Torch loads them: those of a transposed weight have as many numbers."""
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+    check_moments(optimizer)  # the number of steps is a scalar
+    state = optimizer.state[model.weight]
+    state["exp_avg"] = state["exp_avg"].T
+    with pytest.raises(ValueError, match=r"exp_avg \[4, 3\] of a parameter \[3, 4\]"):
+        check_moments(optimizer)
+
+
+@pytest.mark.parametrize(
+    "change", [lambda w: w.pop("bias"), lambda w: w.update(more=w["bias"]), lambda w: w["weight"].t_()]
+)
+def test_best_weights_of_another_model_are_refused(change):
+    model = torch.nn.Linear(4, 3).state_dict()
+    weights = {name: value.clone() for name, value in model.items()}
+    check_weights(weights, model)
+    change(weights)
+    with pytest.raises(ValueError, match="the best weights do not fit the model"):
+        check_weights(weights, model)
 
 
 def same(a, b):

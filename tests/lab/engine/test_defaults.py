@@ -52,6 +52,22 @@ def test_data_is_one_over_the_number_of_training_items():
     assert make_rule(Method(rule="sgld", temperature="data"), num_data=50, total_steps=1) == SGLD(temperature=0.02)
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"schedule": "linear"}, {0: 2.0, 50: 1.0, 100: 0.0}),
+        ({"schedule": "cosine"}, {0: 2.0, 50: 1.0, 75: 1 - 0.5**0.5, 100: 0.0}),
+        ({"schedule": "warmup"}, {0: 0.0, 5: 1.0, 10: 2.0, 100: 2.0}),  # the first tenth
+        ({"until": 40}, {0: 2.0, 39: 2.0, 40: 0.0}),
+    ],
+)
+@pytest.mark.parametrize("name", ["alpha", "ratio"])
+def test_schedules_change_the_weight_over_the_training(name, settings, expected):
+    weight = {"alpha": 2.0} if name == "alpha" else {"alpha": "auto", "ratio": 2.0}
+    rule = make_rule(Method(rule="svgd", **weight, **settings), num_data=1, total_steps=100)
+    assert {step: rule.value_at(name, step) for step in expected} == pytest.approx(expected)
+
+
 def test_every_setting_of_a_method_reaches_its_rule_or_is_refused():
     sgld = make_rule(Method(rule="sgld", prior="gaussian", prior_std=0.5), num_data=100, total_steps=100)
     assert sgld == SGLD(prior=Gaussian(0.5, 100))

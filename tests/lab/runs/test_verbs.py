@@ -16,6 +16,7 @@ from repulsive.lab.engine import sweep_queue
 from repulsive.lab.engine.launch import Spec
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.tables import rows
+from repulsive.lab.runs.sweep import check_points
 from repulsive.lab.systems.datasets import prepare
 from repulsive.lab.systems.registry import open_recipe
 from repulsive.terminal.table import three_digits
@@ -329,7 +330,15 @@ def test_every_point_is_checked_before_training(repulsive, place):
     assert "ratio: must be float, not 'abc'" in repulsive(*words, "method.ratio=0.1,abc", code=2)
     second = ["method.ratio=0.1", "--then", "optimizer.lr=0.1,0"]
     assert "lr=0.0 must be positive" in repulsive(*words, *second, code=2)
+    for settings_of_rule, message in (
+        (["method.alpha=0.1,-1"], "alpha=-1.0): must be a number >= 0"),
+        (["method.smoothing=0", "--then", "method.kernel=rbf,hinge"], "this kernel compares directions"),
+    ):
+        assert message in repulsive(*words, *settings_of_rule, code=2)
     assert not (place / "mistaken").exists()
+    check_points(
+        "reviews/svgd", [], [{"method.smoothing": ["0"], "method.space": ["sphere"]}, {"method.kernel": ["hinge"]}]
+    )
 
 
 def test_words_of_the_page_are_those_of_the_test_set(trained):

@@ -14,6 +14,7 @@ from repulsive import SPOS, SVGD, find_heads, repel
 from repulsive.errors import RuleError
 from repulsive.particles.logits import Circuits, centre_keys, cosines, mean_and_largest
 from repulsive.repulsion.logits.renewal import is_renewed
+from repulsive.repulsion.logits.repulsion import NoTokensWarning
 
 RULE = SVGD(alpha=0.05, space="logits", tokens=64, every=2)
 
@@ -205,6 +206,16 @@ def test_a_step_without_tokens_warns_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(model, optimizer, range(1))
+
+
+def test_tokens_of_a_pass_before_a_state_was_loaded_are_not_used():
+    model, optimizer, handle = make(SVGD(alpha=0.05, space="logits", tokens=16, every=1))
+    state = handle.state_dict()
+    loss_of(model, batch(0)).backward()
+    assert handle._logits.sampler.samples
+    handle.load_state_dict(state)
+    with pytest.warns(NoTokensWarning, match="no tokens were seen"):
+        optimizer.step()
 
 
 def test_a_resumed_run_samples_the_positions_of_the_saved_seed():

@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 
 Pairs = Sequence[tuple[float, float]]  # seconds of a variant and of the baseline, one pair for each round
+WARM_UP = 2  # rounds that are not counted
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def _run_threads_on(folder: Path, cores: set[int]) -> None:
 
 
 def interleaved(
-    variants: Mapping[str, Callable[[], float]], rounds: Mapping[str, int], *, baseline: str, warm_up: int = 2
+    variants: Mapping[str, Callable[[], float]], rounds: Mapping[str, int], *, baseline: str
 ) -> dict[str, Ratio]:
     """Time every variant once a round, in random order, and compare within rounds.
 
@@ -167,12 +168,11 @@ def interleaved(
         variants: name -> function that does its work and returns the seconds it took.
         rounds: name -> number of counted rounds; a variant with fewer rounds than the baseline has them spread evenly.
         baseline: the variant that all others are compared with; it has the most rounds.
-        warm_up: number of rounds that are not counted.
     """
     source, most = random.Random(0), rounds[baseline]
     seconds: dict[str, dict[int, float]] = {name: {} for name in variants}
     with paused_garbage_collection():
-        for number in range(-warm_up, most):
+        for number in range(-WARM_UP, most):
             order = [name for name in variants if number < 0 or number % max(1, most // rounds[name]) == 0]
             source.shuffle(order)
             for name in order:

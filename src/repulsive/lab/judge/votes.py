@@ -49,18 +49,16 @@ class Verdict:
     agreement: Agreement
 
 
-def verdict(votes: Tensor, *, level: float = 0.95, resamples: int = 10_000, seed: int = 0) -> Verdict:
+def verdict(votes: Tensor, *, resamples: int = 10_000) -> Verdict:
     """Compute the result for one criterion.
 
-    Shares are relative to all answers, as in the paper. Intervals are percentiles of a bootstrap over items. Several
-    judges are resampled, too, each with all their answers: such an interval generalises to other items *and* other
-    judges. The sign test counts each item once, for the system that more judges prefer.
+    Shares are relative to all answers, as in the paper. The 95 % intervals are percentiles of a bootstrap over items.
+    Several judges are resampled, too, each with all their answers: such an interval generalises to other items *and*
+    other judges. The sign test counts each item once, for the system that more judges prefer.
 
     Args:
         votes: WIN, LOSE or TIE of the first system, NaN without an answer, [J, N].
-        level: confidence level of the intervals.
         resamples: number of bootstrap samples.
-        seed: random seed of the bootstrap.
 
     Raises:
         ValueError: there is no answer.
@@ -70,10 +68,10 @@ def verdict(votes: Tensor, *, level: float = 0.95, resamples: int = 10_000, seed
         raise ValueError(f"expected votes [judges, items] with at least one answer, got {list(votes.shape)}")
     kinds = torch.stack([votes == WIN, votes == LOSE, votes == TIE]).double()  # [3, J, N]
     shares = kinds.sum((1, 2)) / given.sum()
-    drawn = _resampled(kinds, given.double(), resamples, seed)  # [resamples, 3], or [0, 3]
+    drawn = _resampled(kinds, given.double(), resamples)  # [resamples, 3], or [0, 3]
     lead = torch.tensor([[1.0], [-1.0], [0.0]], dtype=torch.float64)
     values = torch.cat([shares, shares @ lead])  # [4]
-    low, high = _interval(torch.cat([drawn, drawn @ lead], 1), level)
+    low, high = _interval(torch.cat([drawn, drawn @ lead], 1))
     win, lose, tie, ahead = (Share(*three) for three in zip(values.tolist(), low, high, strict=True))
     sums = votes.nan_to_num(0.0).sum(0)  # [N]
     more, fewer = int((sums > 0).sum()), int((sums < 0).sum())
@@ -94,7 +92,7 @@ def sign_test(more: int, fewer: int) -> float:
     return min(1.0, 2 * sum(math.comb(n, k) for k in range(min(more, fewer) + 1)) / 2**n)
 
 
-def _resampled(kinds: Tensor, given: Tensor, resamples: int, seed: int) -> Tensor:
+def _resampled(kinds: Tensor, given: Tensor, resamples: int) -> Tensor:
     """Compute shares of bootstrap samples of items (and of several judges), [resamples, 3].
 
     Samples without answers are dropped.
@@ -102,7 +100,7 @@ def _resampled(kinds: Tensor, given: Tensor, resamples: int, seed: int) -> Tenso
     judges, items = given.shape
     if int((given.sum(0) > 0).sum()) < 2:  # with one answered item all samples are equal
         return torch.zeros(0, 3, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     item_counts = _draw_counts(items, resamples, generator)  # [R, N]
     judge_counts = torch.ones(resamples, 1, dtype=torch.float64)  # [R, J]
     if judges > 1:
@@ -120,9 +118,8 @@ def _draw_counts(units: int, resamples: int, generator: torch.Generator) -> Tens
     )
 
 
-def _interval(drawn: Tensor, level: float) -> tuple[list[float | None], list[float | None]]:
+def _interval(drawn: Tensor) -> tuple[list[float | None], list[float | None]]:
     if not len(drawn):
         return [None] * drawn.shape[1], [None] * drawn.shape[1]
-    tail = (1 - level) / 2
-    low, high = drawn.quantile(torch.tensor([tail, 1 - tail], dtype=torch.float64), dim=0).tolist()
+    low, high = drawn.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64), dim=0).tolist()
     return low, high

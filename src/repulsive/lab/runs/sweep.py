@@ -11,6 +11,7 @@ from typing import Any
 
 from repulsive.lab.engine import sweep as sweeps
 from repulsive.lab.engine.launch import train_many
+from repulsive.lab.engine.methods import make_rule
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.sweep_queue import Stage, grid_points
 from repulsive.lab.runs.plan import folder_name, plan
@@ -67,11 +68,12 @@ def run_sweep(
 
     Raises:
         ConfigError: the recipe or a setting is invalid, or Optuna is missing.
+        RuleError: the rule of a point is invalid.
         RunError: a run failed, or all settings of a grid diverged.
     """
     opened = open_recipe(recipe, changes)
     stages = [sweeps.parse_stage(words) for words in (over, then) if words] or sweeps.default_stages(opened)
-    _check_points(recipe, changes, stages)
+    check_points(recipe, changes, stages)
     task = make_task(opened)
     name = folder_name(recipe, changes)
     folder = out or Path("sweeps") / name
@@ -100,8 +102,8 @@ def run_sweep(
     return SweepResult(best.changes, task.select_by, best.value, path, tuple(trials))
 
 
-def _check_points(recipe: str, changes: Sequence[str], stages: Sequence[Stage]) -> None:
-    """Open the recipe at every point of every grid, so that a mistake is reported before training starts.
+def check_points(recipe: str, changes: Sequence[str], stages: Sequence[Stage]) -> None:
+    """Open the recipe and make its rule at every point of every grid, so that mistakes are reported before training.
 
     Points of the second grid are checked with the first point of the first one.
     """
@@ -109,7 +111,7 @@ def _check_points(recipe: str, changes: Sequence[str], stages: Sequence[Stage]) 
     for stage in stages:
         points = [[f"{key}={value}" for key, value in point.items()] for point in grid_points(stage)]
         for point in points:
-            open_recipe(recipe, [*changes, *before, *point])
+            make_rule(open_recipe(recipe, [*changes, *before, *point]).method, num_data=1, total_steps=1)
         before += points[0]
 
 

@@ -80,7 +80,7 @@ class EagerUpdate:
                 if rule is not None:
                     sigmas = self._sigmas(batch.pieces, rule, inputs.rates, scale) if inputs.draw_noise else {}
                     for block in batch.blocks:
-                        self._write(block, rule, coefficients, sigmas, step, scale)
+                        self._write(block, coefficients, sigmas, step, scale)
         return measured
 
     def add_noise(self, rule: Rule, rates: Mapping[int, float], *, step: int) -> None:
@@ -138,15 +138,7 @@ class EagerUpdate:
             grad = grad / scale.to(grad.dtype).square()
         return rule.coefficients(Gram(theta), Gram(grad), step=step)
 
-    def _write(
-        self,
-        block: Block,
-        rule: Rule,
-        coefficients: Coefficients,
-        sigmas: Sigmas,
-        step: int,
-        scale: Tensor | None,
-    ) -> None:
+    def _write(self, block: Block, coefficients: Coefficients, sigmas: Sigmas, step: int, scale: Tensor | None) -> None:
         grad = block.gather(Piece.grad)  # [pieces, M, D]
         result = coefficients.drive[block.rows].to(grad.dtype) @ grad
         extra: Tensor | None = None  # the terms without the loss scale

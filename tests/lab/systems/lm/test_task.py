@@ -251,6 +251,7 @@ def test_the_default_size_and_schedule():
         ("data.length=300000", "take shorter sequences or more text"),
         ("data.length=0", "length and steps must be at least 1"),
         ("data.share=0", "above 0 and at most 1"),
+        ("data.share=1.01", "above 0 and at most 1"),
         ("model.heads=3", "does not divide into heads"),
         ("model.kv_heads=5", "does not divide into kv_heads"),
         ("method.penalty=1", "no regularizer"),

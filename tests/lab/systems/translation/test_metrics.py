@@ -28,6 +28,10 @@ def test_bleu_by_hand():
     expected = 100 * math.exp(1 - 8 / 7) * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25
     assert paper_bleu(hypothesis, reference).value == pytest.approx(expected)
     assert bleu_of(statistics(hypothesis, reference).sum(0)) == pytest.approx(expected)
+    long = ["a b c d e f g h X"]  # longer than the reference: precision falls, and there is no brevity penalty
+    expected = 100 * (8 / 9 * 7 / 8 * 6 / 7 * 5 / 6) ** 0.25
+    assert paper_bleu(long, reference).value == pytest.approx(expected)
+    assert bleu_of(statistics(long, reference).sum(0)) == pytest.approx(expected)
     assert paper_bleu(["a b c d X"], ["a b c e X"]).value == 0  # no 4-gram in common, and nothing is smoothed
 
 
