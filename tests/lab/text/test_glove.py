@@ -30,11 +30,6 @@ def test_vectors_of_a_vocabulary(tmp_path, pack):
     assert found.table.isfinite().all() and (found.table[[1, 5]] != 0).all()
 
 
-def test_case_counts_where_asked(tmp_path):
-    path = write(tmp_path / "v.txt", FILE)
-    assert read_glove(path, WORDS, any_case=False).found.tolist() == [False, False, True, True, False, False, True]
-
-
 def test_an_exact_word_wins_wherever_it_stands(tmp_path):
     for text in ("the 1\nThe 2\n", "The 2\nthe 1\n"):
         assert read_glove(write(tmp_path / "v.txt", text), WORDS[:4]).table[2:].tolist() == [[1], [2]]

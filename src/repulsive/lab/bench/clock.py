@@ -159,20 +159,19 @@ def _run_threads_on(folder: Path, cores: set[int]) -> None:
 
 
 def interleaved(
-    variants: Mapping[str, Callable[[], float]], rounds: Mapping[str, int], *, baseline: str, warm_up: int = 2
+    variants: Mapping[str, Callable[[], float]], rounds: Mapping[str, int], *, baseline: str
 ) -> dict[str, Ratio]:
-    """Time every variant once a round, in random order, and compare within rounds.
+    """Time every variant once a round, in random order, and compare within rounds. The first two rounds do not count.
 
     Args:
         variants: name -> function that does its work and returns the seconds it took.
         rounds: name -> number of counted rounds; a variant with fewer rounds than the baseline has them spread evenly.
         baseline: the variant that all others are compared with; it has the most rounds.
-        warm_up: number of rounds that are not counted.
     """
     source, most = random.Random(0), rounds[baseline]
     seconds: dict[str, dict[int, float]] = {name: {} for name in variants}
     with paused_garbage_collection():
-        for number in range(-warm_up, most):
+        for number in range(-2, most):
             order = [name for name in variants if number < 0 or number % max(1, most // rounds[name]) == 0]
             source.shuffle(order)
             for name in order:

@@ -38,19 +38,16 @@ class Vectors:
         return float(self.found[real].double().mean()) if len(real) else 0.0
 
 
-def read_glove(
-    path: str | Path, words: Sequence[str], size: int | None = None, *, any_case: bool = True, seed: int = 0
-) -> Vectors:
+def read_glove(path: str | Path, words: Sequence[str], size: int | None = None, *, seed: int = 0) -> Vectors:
     """Read vectors from a GloVe text file: a word and its numbers on each line, separated by single spaces.
 
-    Words without a vector are drawn from a normal distribution with the mean and deviation of the others, per
-    dimension.
+    A word without a vector takes the vector of its lower-case form. Words with neither are drawn from a normal
+    distribution with the mean and deviation of the others, per dimension.
 
     Args:
         path: the file, plain, gzip or xz.
         words: the vocabulary, padding and the unknown word first.
         size: dimension of the vectors; None: that of the first line. If given, any other dimension is an error.
-        any_case: a word without a vector takes the vector of its lower-case form.
         seed: random seed of the random vectors.
 
     Raises:
@@ -60,7 +57,7 @@ def read_glove(
     exact = {word: i for i, word in enumerate(words) if i >= _RESERVED}
     cased: dict[str, list[int]] = {}
     for word, i in exact.items():
-        if any_case and word != word.lower():
+        if word != word.lower():
             cased.setdefault(word.lower(), []).append(i)
     table: Tensor | None = None
     own: set[int] = set()

@@ -6,11 +6,12 @@ The second sentence repeats the opinion of the first, denies it, or is about ano
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from repulsive.lab.systems.classification.generated import ASPECTS, OPINIONS, SUBJECTS
 
+SIZES = {"train": 600, "dev": 90, "test": 90}
 SIDES = ((1, 2), (-1, -2))  # the positive and the negative opinion scores
 
 
@@ -30,10 +31,10 @@ def pairs(count: int, seed: int) -> Iterator[tuple[str, str, str]]:
         yield label, premise, hypothesis
 
 
-def write_opinions(folder: Path, sizes: Sequence[int] = (600, 90, 90)) -> Path:
+def write_opinions(folder: Path) -> Path:
     """Write toy sentence pairs to train.tsv, dev.tsv and test.tsv."""
     folder.mkdir(parents=True, exist_ok=True)
-    for seed, (part, count) in enumerate(zip(("train", "dev", "test"), sizes, strict=True)):
+    for seed, (part, count) in enumerate(SIZES.items()):
         rows = "".join("\t".join(row) + "\n" for row in pairs(count, seed))
         (folder / f"{part}.tsv").write_text(f"gold_label\tsentence1\tsentence2\n{rows}")
     return folder

@@ -19,9 +19,9 @@ def write_vocabulary(folder: Path, more: Sequence[str] = ()) -> Path:
     return path
 
 
-def write_corpus(folder: Path, documents: int = 200, seed: int = 0) -> Path:
+def write_corpus(folder: Path, documents: int = 200) -> Path:
     """Write documents of five different words each, so that masked and replaced words can be recognised."""
-    draw, texts = random.Random(seed), []
+    draw, texts = random.Random(0), []
     for _ in range(documents):
         start = draw.choice(STARTS)
         words = [word for word in WORDS if word.startswith(start)]

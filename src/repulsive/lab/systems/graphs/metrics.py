@@ -170,14 +170,13 @@ def entity_coverage(texts: Sequence[str], entities: Sequence[Sequence[str]]) -> 
     return 100 * mentioned / max(1, total)
 
 
-def repeated_clauses(texts: Sequence[str], shortest: int = 1) -> float:
+def repeated_clauses(texts: Sequence[str]) -> float:
     """Compute the percentage of clauses that occurred before in the same text.
 
     A clause is the text between two of `ENDS` (punctuation and conjunctions), or the ends of the text.
 
     Args:
         texts: words separated by spaces.
-        shortest: clauses with fewer words are not counted.
 
     Example:
         >>> repeated_clauses(["we win , we win and we lose ."])
@@ -191,7 +190,7 @@ def repeated_clauses(texts: Sequence[str], shortest: int = 1) -> float:
             if word not in ENDS:
                 clause.append(word)
                 continue
-            if len(clause) >= max(1, shortest):
+            if clause:
                 clauses[tuple(clause)] += 1
             clause = []
         total += clauses.total()
