@@ -48,7 +48,8 @@ def test_training_prints_progress_and_a_second_call_prints_the_result_again(repu
     assert (
         head.split() == ["method", "seeds", "accuracy", "nll"] and row.split()[:2] == ["tiny", "1"] and "|" not in out
     )
-    assert repulsive(*words) == (0, out, err.splitlines(True)[-1])  # only the last line: it is already trained
+    assert err.splitlines()[-1] == f"{tiny.folder_of(data, tmp_path / 'out')}: done"
+    assert repulsive(*words) == (0, out, "".join(err.splitlines(True)[-2:]))  # it is already trained
     code, out, err = repulsive(*words, "--quiet", "--seed", "1")
     assert (code, err) == (0, "") and out.splitlines()[1].split()[:2] == ["tiny", "1"]
     code, out, err = repulsive(*words, "--quiet", "--markdown")
@@ -72,11 +73,12 @@ def test_training_prints_progress_and_a_second_call_prints_the_result_again(repu
         (["runs/yelp/ma+heads=8"], "neither a file nor a built-in recipe; `repulsive ls` lists the built-in recipes"),
         (["TINY", "--set", "optimizer.lr=nan"], "optimizer: lr: must be a number"),
         (["TINY", "--set", "optimizer.betas=[0.9, 1.0]"], "betas=[0.9, 1.0] must be at least 0 and below 1"),
+        (["TINY", "--set", "method.stepsize=-1"], "tiny.toml: method: SPOS(stepsize=-1.0): must be a number > 0"),
+        (["TINY", "yelp/ma", "--set", "method.alpha=-1"], "tiny.toml: method: SPOS(alpha=-1.0)"),
         (["TINY", "--set", "optimizer.momentum=-1"], "momentum=-1.0 must not be negative"),
         (["TINY", "--set", "training.evaluate_every=-5"], "evaluate_every=-5 must not be negative"),
         (["TINY", "--set", "method.penalty=-0.1"], "penalty=-0.1 must not be negative"),
         (["TINY", "--set", "method.rule=svdg"], "did you mean 'svgd'?"),
-        (["TINY", "--set", "method.stepsize=-1"], "stepsize"),
         (["TINY", "--set", "model.units=0"], "model: units=0 must be at least 1"),
         (["TINY", "--set", "model.dropout=2"], "dropout=2.0 must be"),
         (["TINY", "--set", "task=[1]"], "task must be one of classification, translation, "),

@@ -140,6 +140,19 @@ def short_message(error: BaseException) -> str:
     return shorten(f"{type(error).__name__}: {error}".rstrip(".: \n"), 160, placeholder=" ...")
 
 
+def os_reason(error: OSError) -> str:
+    """Return what the operating system said, and the file if it named one: on a full disk it does not.
+
+    Example:
+        >>> os_reason(PermissionError(13, "Permission denied", "data/x"))
+        'Permission denied: data/x'
+        >>> os_reason(OSError(28, "No space left on device"))
+        'No space left on device'
+    """
+    reason = error.strerror or str(error)
+    return reason if error.filename is None else f"{reason}: {error.filename}"
+
+
 def warn_user(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, and name the line of the user's code that led here.
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,18 @@ def test_one_class_is_an_error_when_it_was_prepared_before(tmp_path):
     made.parts["train"].labels[:] = 1
     made.save()
     with pytest.raises(DataError, match="all training texts are of one class"):
+        ClassificationTask(recipe)
+
+
+def test_data_without_classes_are_named(tmp_path):
+    recipe = tiny.recipe(tiny.make_data(tmp_path / "prepared"))
+    words = {"de": "ein Hund\n" * 9, "en": "a dog\n" * 9}
+    for part in ("train", "dev", "test"):
+        for language, text in words.items():
+            (tmp_path / f"{part}.{language}").write_text(text)
+    prepare("translation", tmp_path, tmp_path / "pairs", tokenizer="none", most=20, jobs=1)
+    recipe = replace(recipe, data=replace(recipe.data, folder=tmp_path / "pairs"))
+    with pytest.raises(DataError, match="pairs: is dataset 'translation', which has no classes"):
         ClassificationTask(recipe)
 
 

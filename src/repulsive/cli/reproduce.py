@@ -98,6 +98,7 @@ def reproduce(
             print_tables(listing(options, full))
         return
     if names == [CLAIMS]:
+        paper.check_claims_options(options)
         _print_claims(options.results, out, full, markdown, as_json)
         return
     with requeueing(requeue), progress_bar() as progress:
@@ -110,7 +111,9 @@ def reproduce(
         print_tables(report_tables(reports, full))
     print_text(f"\nwritten to {out}", err=as_json)
     if failed:
-        raise RunError(f"{len(failed)} runs failed; rerun the same command to try them again. The first: {failed[0]}")
+        raise RunError(
+            f"{len(failed)} of the runs failed; rerun the same command to try them again. The first: {failed[0]}"
+        )
 
 
 def _print_claims(results: Path, out: Path, full: bool, markdown: bool, as_json: bool) -> None:

@@ -46,14 +46,16 @@ def train(
     from repulsive.lab.systems.registry import make_task
 
     specs = plan(recipes, changes or [], seed=seed, seeds=seeds, out=out, device=device, loggers=logger or [])
+    live = not quiet and sys.stderr.isatty()  # the live table names the folders
+    report = None if quiet or live else lambda spec, state: print_text(f"{spec.folder}: {state}", err=True)
     if len(specs) == 1:
         with requeueing(requeue):
             train_here(specs[0], make_task, quiet)
         if prints_progress():
+            if report is not None:
+                report(specs[0], "done")
             print_results(rows([specs[0].folder]), full=full, markdown=markdown, as_json=as_json)
         return
-    live = not quiet and sys.stderr.isatty()
-    report = None if quiet or live else lambda spec, state: print_text(f"{spec.folder}: {state}", err=True)
     try:
         with requeueing(requeue):
             train_many(specs, make_task, jobs, report, show=live)

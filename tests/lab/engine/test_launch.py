@@ -13,6 +13,7 @@ import pytest
 from repulsive.errors import ConfigError, RunError
 from repulsive.lab.engine.launch import Spec, train_many
 from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.engine.workers import _work
 from repulsive.lab.systems.registry import make_task
 from tests.lab.engine import tiny
 
@@ -26,6 +27,16 @@ def make_task_or_die(recipe):
     if recipe.seed == 2:
         raise ZeroDivisionError("nobody\nforesaw this")
     return make_task(recipe)
+
+
+def test_an_outcome_does_not_repeat_the_folder_that_it_is_shown_with(data, tmp_path):
+    def fail(job, file):
+        raise RunError(f"{job.folder}{job.recipe}")
+
+    for text in ("/checkpoints/step-3: cannot be written", ": out of memory"):
+        assert _work(Spec(text, tmp_path / "run"), fail) == text.lstrip("/: ")
+    (tmp_path / "blocked" / "log.txt").mkdir(parents=True)
+    assert _work(Spec("", tmp_path / "blocked"), fail) == "log.txt: cannot be written (Is a directory)"
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from repulsive.errors import RunError
+from repulsive.lab.engine.result_tables import terminal_tables
 from repulsive.lab.engine.tables import as_markdown, as_plain, cell, ended, rows, runs_in
 from repulsive.terminal.document import as_document
 
@@ -61,6 +62,20 @@ def test_runs_on_other_data_are_not_compared(correct, labels, tmp_path):
     write_run(tmp_path / "a", "A", 0, [1, 0])
     write_run(tmp_path / "b", "B", 0, correct, labels)
     assert [row.against for row in rows([tmp_path / "a", tmp_path / "b"])] == [{}, {}]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_rows_without_a_comparison_are_explained(full, tmp_path):
+    write_run(tmp_path / "a", "A", 0, [1, 0])
+    write_run(tmp_path / "b", "B", 0, [1, 1])
+    write_run(tmp_path / "c", "C", 1, [1, 1])  # another seed
+    write_run(tmp_path / "d", "D", 0, [1, 1, 0])  # other items
+    notes = [
+        block for block in terminal_tables(rows([tmp_path / name for name in "abcd"]), full) if isinstance(block, str)
+    ]
+    assert notes[-1].startswith("Not compared with A: C, D (no runs of the same seed")
+    compared = terminal_tables(rows([tmp_path / "a", tmp_path / "b"]), full)
+    assert not any("Not compared" in str(block) for block in compared)
 
 
 def test_runs_that_have_not_ended(tmp_path):

@@ -50,11 +50,12 @@ def test_wmt14_is_prepared_and_trained_as_the_paper_has_it():
     for name in ("wmt14", "iwslt14"):
         assert words[name][words[name].index("--ratio") + 1] == "1.5"
     options = Options(seeds=1)
-    (row,) = (
-        r for r in ARTEFACTS["table2"].run_sets(options) if r.dataset.name == "wmt14" and r.recipe == "europarl/ma"
-    )
+    (row,) = (r for r in ARTEFACTS["table2"].run_sets(options) if r.recipe == "wmt14/ma")
     recipe = row.specs(options)[0].recipe
+    assert row.folder(options) == options.runs / "wmt14" / "ma"  # where `repulsive train wmt14/ma` trains
     assert (recipe.optimizer.weight_decay, recipe.optimizer.lr, recipe.model.heads) == (0, 7e-4, 8)
+    assert (recipe.model.feed_forward, recipe.model.dropout, recipe.training.batch) == (2048, 0.1, 25_000)
+    assert (recipe.training.average, recipe.search.beam, recipe.search.lenpen) == (5, 4, 0.6)
 
 
 @pytest.mark.parametrize(

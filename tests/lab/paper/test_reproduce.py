@@ -55,8 +55,6 @@ def test_runs_are_in_the_folders_of_train_with_its_recipes():
     options = Options(seeds=2)
     for table in TABLES:
         for data in table.paper_datasets:
-            if data in ("wmt14",):
-                continue  # has no recipes of its own
             for name, row in table.runs_on(DATASETS[data], options).items():
                 specs = plan([row.recipe], row.changes, seeds=2)
                 ours = row.specs(options)

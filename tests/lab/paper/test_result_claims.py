@@ -184,6 +184,11 @@ def test_mistakes_take_one_line_and_write_nothing(repulsive, tmp_path):
         (("claims",), "results: no such folder; pass the folder results of a checkout with --from"),
         (("claims", "--from", "."), "no results on any claim; --from expects the folder results of a checkout"),
         (("claims", "table1", "--from", RESULTS), "trains nothing; run it alone"),
+        (("claims", "--from", RESULTS, "--seeds", "10"), "it takes --from, --out, --full, --markdown and --json only"),
+        (("claims", "--from", RESULTS, "--set", "training.epochs=1"), "trains nothing"),
+        (("table1", "--quick", "--runs", "mine"), "leave out --data and --runs"),
+        (("all", "--quick", "--data", "prepared/here"), "leave out --data and --runs"),
+        (("table4", "--quick", "--judgements", "a.json"), "only table5 counts judgements"),
         (("claim",), "did you mean claims"),
     ):
         code, _, err = repulsive(*words)

@@ -135,7 +135,10 @@ def test_files_of_users_extend_built_in_recipes_and_each_other(tmp_path):
     built_in, recipe = as_tables(open_recipe("yelp/svgd")), as_tables(open_recipe(second, ["seed=3"]))
     assert set(differences(built_in, recipe)) == {"label", "model.heads", "method.ratio", "seed"}
     second.write_text('extends = "yelp/svdg"\n')
-    with pytest.raises(ConfigError, match="did you mean 'yelp/svgd'"):
+    with pytest.raises(ConfigError, match=r"second\.toml: extends: yelp/svdg: neither .*did you mean 'yelp/svgd'"):
+        open_recipe(second)
+    second.write_text('extends = "third.toml"\n')
+    with pytest.raises(ConfigError, match=r"second\.toml: extends: third\.toml: no such file beside second"):
         open_recipe(second)
 
 

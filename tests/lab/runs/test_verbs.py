@@ -328,6 +328,7 @@ def test_default_grids_have_settings_of_the_task(name):
 def test_every_point_is_checked_before_training(repulsive, place):
     words = ["sweep", "reviews/svgd", *settings(), "--out", "mistaken", "--over"]
     assert "ratio: must be float, not 'abc'" in repulsive(*words, "method.ratio=0.1,abc", code=2)
+    assert "reviews/svgd: method: SVGD(ratio=-1.0)" in repulsive(*words, "method.ratio=0.1,-1", code=2)
     second = ["method.ratio=0.1", "--then", "optimizer.lr=0.1,0"]
     assert "lr=0.0 must be positive" in repulsive(*words, *second, code=2)
     for settings_of_rule, message in (

@@ -111,6 +111,13 @@ def test_saving_replaces_a_prepared_folder_and_nothing_else(tmp_path):
     assert (other / "chapter.txt").read_text() == "years of work"
 
 
+def test_a_full_disk_is_reported_without_a_file_name(tmp_path):
+    """The operating system names no file when a write fails."""
+    refused = pytest.raises(DataError, match=r"toy: cannot be written \(No space left on device\)$")
+    with refused, folders.filling(tmp_path / "toy", {}), open("/dev/full", "wb", buffering=0) as file:
+        file.write(b"x")
+
+
 @pytest.mark.parametrize("renames", [0, 1])
 def test_an_interrupted_save_leaves_the_old_folder_and_no_other(tmp_path, monkeypatch, renames):
     small(tmp_path / "toy").save()

@@ -46,8 +46,13 @@ def read(path: Path, built_in: Callable[[str], Tables] | None = None, _children:
     file = path.parent / parent
     if built_in is not None and not file.is_file():
         if not is_file_name(parent):
-            return merge(built_in(parent), tables)
+            try:
+                return merge(built_in(parent), tables)
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {PARENT}: {error}") from None
         file = Path(parent)
+        if not file.is_file():
+            raise ConfigError(f"{path}: {PARENT}: {parent}: no such file beside {path.name} or in this folder")
     return merge(read(file, built_in, (*_children, here)), tables)
 
 

@@ -21,6 +21,9 @@ def terminal_tables(records: Sequence[Row], full: bool = False) -> list[Table | 
     """
     names = [name for name in COLUMNS if any(name in row.cells for row in records)]
     blocks: list[Table | str] = list(_full(records, names) if full else _short(records, names))
+    if alone := [row.label for row in records[1:] if not row.against]:
+        why = "no runs of the same seed that were scored on the same items"
+        blocks.append(f"Not compared with {records[0].label}: {', '.join(alone)} ({why}).")
     return [*blocks, *(f"warning: {warning}" for row in records for warning in row.warnings)]
 
 

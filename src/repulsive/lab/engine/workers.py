@@ -164,11 +164,18 @@ def _work(job: Job, train: Train) -> str:
         with log as file, redirect_stdout(file), redirect_stderr(file):
             return _logged(job, train, file)
     except OSError as error:
-        return f"{job.folder / LOG}: cannot be written ({error.strerror})"
+        return f"{LOG}: cannot be written ({error.strerror})"
     finally:
         gc.collect()  # a training loop has reference cycles, and the next run needs its memory
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def _within(folder: Path, message: str) -> str:
+    """Remove the folder at the start of a message, because outcomes are shown behind the folder's name."""
+    for separator in (": ", "/"):
+        message = message.removeprefix(f"{folder}{separator}")
+    return message
 
 
 def _logged(job: Job, train: Train, file: TextIO) -> str:
@@ -179,7 +186,7 @@ def _logged(job: Job, train: Train, file: TextIO) -> str:
         return STOPPED
     except RepulsiveError as error:
         print(printable(str(error)), file=file)
-        return " ".join(str(error).split())
+        return _within(job.folder, " ".join(str(error).split()))
     except Exception as error:
         traceback.print_exc(file=file)
         first = str(error).partition("\n")[0]

@@ -53,7 +53,7 @@ class HeadCounts:
         """Return method -> number of heads -> runs; at the recipe's own number these are the runs of the tables."""
         hidden = toy.recipe_changes(dataset.kind, options)
         counts = toy.HEADS if options.toy else COUNTS[dataset.kind]
-        recipe = open_recipe(dataset.recipe("ma"), [*dataset.changes, *hidden])
+        recipe = open_recipe(dataset.recipe("ma"), hidden)
         default = int(recipe.model.heads)  # type: ignore[attr-defined]
         return {
             method: {

@@ -23,10 +23,30 @@ SUMMARY = "summary.md"
 
 
 def quick(options: Options) -> Options:
-    """Return the same options at toy size, with separate data and runs below `out`."""
+    """Return the same options at toy size, with separate data and runs below `out`.
+
+    Raises:
+        ConfigError: the options name a folder of data or of runs.
+    """
+    if (options.data, options.runs) != (Options.data, Options.runs):
+        raise ConfigError("--quick generates its data and keeps its runs in --out; leave out --data and --runs")
     return dataclasses.replace(
         options, data=options.out / "data", runs=options.out / "runs", toy=True, device=options.device or "cpu"
     )
+
+
+def check_claims_options(options: Options) -> None:
+    """Check that no option is given that would have no effect where claims are judged by committed results.
+
+    Raises:
+        ConfigError: there is such an option.
+    """
+    used = dataclasses.replace(options, out=Options.out, results=Options.results)
+    if used != Options():
+        raise ConfigError(
+            "claims is made from committed results and trains nothing; it takes --from, --out, --full, --markdown and "
+            "--json only"
+        )
 
 
 def reproduce(
@@ -46,11 +66,13 @@ def reproduce(
 
     Raises:
         DataError: data are missing; nothing was trained.
-        ConfigError: a recipe, a device or Matplotlib is missing; nothing was trained.
+        ConfigError: a recipe, a device or Matplotlib is missing, or an option has no effect; nothing was trained.
         RunError: a folder holds a run with other settings, or a file cannot be written.
         Stopped: Ctrl-C or SIGTERM; rerun the same command to resume.
     """
     check_device(options.device)
+    if options.judgements and not any(artefact.id == "table5" for artefact in artefacts):
+        raise ConfigError("--judgements: only table5 counts judgements; add table5, or leave it out")
     if options.changed("data.folder") is not None:
         raise ConfigError(
             "--set data.folder: every dataset has its own folder; name the folder that holds them: --data"

@@ -63,7 +63,7 @@ class RunSet:
             ConfigError: the recipe does not accept the changes.
         """
         data = f"data.folder={self.dataset.folder(options.data)}"
-        changes = [data, *self.dataset.changes, *self.hidden_changes, *self.changes, *options.changes]
+        changes = [data, *self.hidden_changes, *self.changes, *options.changes]
         recipe = open_recipe(self.recipe, changes)
         return [
             Spec(dataclasses.replace(recipe, seed=seed), folder, options.device)

@@ -11,7 +11,6 @@ from typing import Any
 
 from repulsive.lab.engine import sweep as sweeps
 from repulsive.lab.engine.launch import train_many
-from repulsive.lab.engine.methods import make_rule
 from repulsive.lab.engine.runs import RunFolder
 from repulsive.lab.engine.sweep_queue import Stage, grid_points
 from repulsive.lab.runs.plan import folder_name, plan
@@ -68,7 +67,6 @@ def run_sweep(
 
     Raises:
         ConfigError: the recipe or a setting is invalid, or Optuna is missing.
-        RuleError: the rule of a point is invalid.
         RunError: a run failed, or all settings of a grid diverged.
     """
     opened = open_recipe(recipe, changes)
@@ -103,7 +101,7 @@ def run_sweep(
 
 
 def check_points(recipe: str, changes: Sequence[str], stages: Sequence[Stage]) -> None:
-    """Open the recipe and make its rule at every point of every grid, so that mistakes are reported before training.
+    """Open the recipe at every point of every grid, so that a mistake is reported before training starts.
 
     Points of the second grid are checked with the first point of the first one.
     """
@@ -111,7 +109,7 @@ def check_points(recipe: str, changes: Sequence[str], stages: Sequence[Stage]) -
     for stage in stages:
         points = [[f"{key}={value}" for key, value in point.items()] for point in grid_points(stage)]
         for point in points:
-            make_rule(open_recipe(recipe, [*changes, *before, *point]).method, num_data=1, total_steps=1)
+            open_recipe(recipe, [*changes, *before, *point])
         before += points[0]
 
 

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from repulsive.errors import ConfigError
+from repulsive.errors import ConfigError, RuleError
 from repulsive.lab.engine import config
 from repulsive.lab.engine.built_in import read_recipe
+from repulsive.lab.engine.methods import make_rule
 from repulsive.lab.engine.recipe import Recipe
 from repulsive.lab.engine.recipe_tables import apply_changes
 from repulsive.lab.engine.task import Task, as_task
@@ -40,7 +41,12 @@ def open_recipe(name: str | Path, changes: Sequence[str] = ()) -> Recipe:
     Raises:
         ConfigError: there is no such recipe, or it has an unknown key or an invalid value.
     """
-    return from_tables(apply_changes(read_recipe(name), changes), str(name))
+    recipe = from_tables(apply_changes(read_recipe(name), changes), str(name))
+    try:
+        make_rule(recipe.method, num_data=1, total_steps=1)
+    except RuleError as error:
+        raise ConfigError(f"{name}: method: {error}") from None
+    return recipe
 
 
 def from_tables(tables: dict[str, Any], source: str) -> Recipe:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from repulsive.errors import DataError
+from repulsive.errors import DataError, os_reason
 from repulsive.safety.files import locked, sync_folder
 from repulsive.safety.folders import leftovers
 
@@ -41,7 +41,7 @@ def claimed(folder: Path) -> Iterator[None]:
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                raise DataError(f"{folder}: cannot be written ({error.strerror}: {error.filename})") from None
+                raise DataError(f"{folder}: cannot be written ({os_reason(error)})") from None
             warnings.warn(f"{folder}: its disk has no locks; do not prepare it in two processes at once", stacklevel=3)
         _CLAIMED.add(place)
         stack.callback(_CLAIMED.discard, place)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from repulsive.errors import DataError, RepulsiveError, short_message
+from repulsive.errors import DataError, RepulsiveError, os_reason, short_message
 from repulsive.lab.text.claims import claimed, clean, recover
 from repulsive.safety.files import write_synced
 from repulsive.safety.folders import replacing
@@ -60,7 +60,7 @@ def filling(folder: Path, manifest: dict[str, Any], order: Sequence[str] = ()) -
                 listed = json.dumps(manifest | {"format": FORMAT, "files": sums}, indent=1)
                 write_synced(aside / MANIFEST, listed.encode())
         except OSError as error:
-            raise DataError(f"{target}: cannot be written ({error.strerror}: {error.filename})") from None
+            raise DataError(f"{target}: cannot be written ({os_reason(error)})") from None
 
 
 def digest(path: Path) -> str:

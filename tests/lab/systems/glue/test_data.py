@@ -269,7 +269,7 @@ def test_texts_that_lose_their_stops_are_told_of(tmp_path, capsys):
     ("more", "message"),
     [
         (["--task", "cola"], "give --vocabulary vocab.txt"),
-        (["--vocabulary", "vocab.txt"], "give --task with one of cola, sst"),
+        (["--vocabulary", "vocab.txt"], "repulsive: no GLUE task is given; give --task with one of cola, sst"),
         (["--task", "wnli", "--vocabulary", "vocab.txt"], "GLUE task 'wnli' is unknown"),
         (["--task", "cola", "--vocabulary", "other.txt"], "other.txt: no such file"),
         (["--task", "rte", "--vocabulary", "vocab.txt"], "no train.tsv or train_subset.tsv"),

@@ -103,6 +103,8 @@ class ClassificationTask(DeviceTask):
 
     def _plan_batches(self) -> None:
         train = self.parts["train"]
+        if not self.data.classes:
+            raise DataError(f"{self.recipe.data.folder}: is dataset {self.dataset!r}, which has no classes")
         if len(self.data.classes) < 2 or len(train.labels.unique()) < 2:
             folder = self.recipe.data.folder
             raise DataError(f"{folder}: all training texts are of one class; a classifier needs at least two")

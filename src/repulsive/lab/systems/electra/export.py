@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from repulsive.errors import RunError
+from repulsive.errors import RunError, os_reason
 from repulsive.lab.systems.electra.model import GENERATOR, Electra, MaskedModel, without_progress_bars
 from repulsive.lab.text.wordpiece import CLS, PADDING, SEP, UNKNOWN, WordPieces
 from repulsive.lab.text.wordpiece import FILE as VOCABULARY
@@ -51,7 +51,7 @@ def save_model(model: Any, pieces: WordPieces, out: Path) -> list[Path]:
                     network.save_pretrained(place)
                 save_tokenizer(pieces, place, network.config.max_position_embeddings)
     except OSError as error:
-        raise RunError(f"{out}: cannot be written ({error.strerror}: {error.filename})") from None
+        raise RunError(f"{out}: cannot be written ({os_reason(error)})") from None
     except SafetensorError as error:  # how safetensors reports a full disk
         raise RunError(f"{out}: cannot be written ({error})") from None
     return [out / place.relative_to(aside) for place in places]

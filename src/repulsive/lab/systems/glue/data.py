@@ -121,6 +121,8 @@ def task_named(name: str) -> GlueTask:
     for task in TASKS.values():
         if plain in (task.name, task.folder.lower()):
             return task
+    if not plain:
+        raise DataError(f"no GLUE task is given; give --task with one of {', '.join(TASKS)}")
     near = get_close_matches(plain, TASKS, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise DataError(f"GLUE task {name!r} is unknown; {hint}give --task with one of {', '.join(TASKS)}")
