@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -228,8 +228,9 @@ def compile_apart(model: nn.Module, *, cuda_graphs: bool = False) -> nn.Module:
     """
     from torch._dynamo import lookup_backend
 
+    inductor: Callable[..., Any] = lookup_backend("inductor")
     settings = {"triton.cudagraphs": cuda_graphs}
-    return cast(nn.Module, torch.compile(model, backend=partial(lookup_backend("inductor"), config_patches=settings)))
+    return cast(nn.Module, torch.compile(model, backend=partial(inductor, config_patches=settings)))
 
 
 def first_step(every: int | str, ordinary: int, act_every: int = 1) -> int | None:
