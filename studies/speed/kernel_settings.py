@@ -31,9 +31,11 @@ class Candidate(NamedTuple):
         return " ".join(f"{name}={value}" for name, value in self.settings.items()) or "default"
 
 
-def _candidate(launch: str, block: int, warps: int, stages: int, programs: int, **more: int) -> Candidate:
+def _candidate(
+    launch: str, block: int, warps: int, stages: int, programs: int, precision: str = "split", **more: int
+) -> Candidate:
     sizes = {"BLOCK": block, "num_warps": warps, "num_stages": stages, "programs": programs}
-    return Candidate(launch, {**sizes, "PRECISION": "split", **more})
+    return Candidate(launch, {**sizes, "PRECISION": precision, **more})
 
 
 def _by_column(launch: str, warps: int, width: int, programs: int, unroll: int = 0, **more: int) -> Candidate:

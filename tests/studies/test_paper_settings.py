@@ -78,8 +78,9 @@ def test_runs_have_the_settings_of_the_paper(script, tmp_path):
                 "inverse-sqrt",
             )
             assert (recipe.training.batch, recipe.training.epochs, recipe.packed) == (4096, 37, True)
-            assert recipe.method.parts == (row[-1] if row.startswith("published-") else "qkv")
-            assert recipe.method.schedule == "constant"  # does not depend on the length of the training
+            assert recipe.method.parts == (row[-1] if row in ("published-q", "published-k", "published-v") else "qkv")
+            # A constant alpha does not depend on the length of the training.
+            assert recipe.method.schedule == ("warmup" if row == "published-late" else "constant")
 
 
 class TestGate:

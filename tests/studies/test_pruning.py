@@ -129,9 +129,15 @@ def test_the_page_shows_the_stored_results():
         stored = json.loads((root / f"results/pruning/{name}.json").read_text())
         table = (root / f"results/pruning/{name}.md").read_text()
         assert write(stored) == table
-        rows = [line for line in table.splitlines() if line.startswith("| ")]
-        if write is markdown:
-            assert len(rows) > 6 and [row for row in rows if row not in page] == []
+        if write is markdown:  # the page has the table of quality, and sizes in one sentence
+            quality = table.partition("Size and speed")[0]
+            rows = [line for line in quality.splitlines() if line.startswith("| ")]
+            assert len(rows) == 2 + 3 and [row for row in rows if row not in page] == []
+            sizes, whole = {size["heads"]: size for size in stored["sizes"]}, stored["whole"]
+            less = {heads: f"{1 - size['parameters'] / whole['parameters']:.0%}" for heads, size in sizes.items()}
+            words = f"With 6 heads parameters fall by {less[6]}, with 4 heads by {less[4]}".replace("%", " %")
+            assert f"{words}, and the KV cache per token by a third" in page
+            assert {size["cache_bytes"] / whole["cache_bytes"] for size in sizes.values()} == {2 / 3}
         else:  # the page has the ratios of the border study only
             ratios = re.findall(r"\d\.\d\d \(\d\.\d\d to \d\.\d\d\)", table)
             assert len(ratios) == 4 and [ratio for ratio in ratios if ratio not in page] == []
