@@ -33,6 +33,11 @@ FIGURES = {  # metric -> title and file name
     "entropy": ("Entropy of attention, nats", f"{NAME}-entropy"),
     "largest_logit": ("Largest attention logit, mean over heads", f"{NAME}-logits"),
 }
+OVER_TRAINING = {  # metric -> sentence before its table, and decimals
+    "nll": ("NLL of the development set, mean over seeds:", 4),
+    "entropy/cross": ("Entropy of cross-attention in nats, on 16 of its sentence pairs:", 2),
+    "norm": ("Norm of a head:", 1),
+}
 AT = (1, 2, 5, 10, 15, 20, 25, 30, 37)  # epochs of the table over training
 LEAD = """\
 Europarl cut to 160,000 pairs, a Transformer of 6+6 layers, width 512, 4 heads, learning rate 5e-4, warm-up of 4,000
@@ -80,14 +85,9 @@ def write_tables(records: Records, results: Path) -> None:
     lines += [f"Diverged: {'; '.join(diverged)}.", ""] if diverged else []
     curves = {row: seeds for row in ROWS if (seeds := _curves_of(records, row))}
     if curves:
-        lines += [
-            "## Over training",
-            "",
-            "NLL of the development set, mean over seeds:",
-            "",
-            _over_training(curves),
-            "",
-        ]
+        lines += ["## Over training", ""]
+        for metric, (title, digits) in OVER_TRAINING.items():
+            lines += [title, "", _over_training(curves, metric, digits), ""]
         lines += ["## Heads", "", ATTENTION, _heads(curves), ""]
     print("\n".join(lines), flush=True)
     save(results / f"{NAME}.md", "\n".join(lines).rstrip("\n") + "\n")
@@ -177,13 +177,13 @@ def _mean(seeds: Sequence[Curves], metric: str) -> list[tuple[float, float]]:
     return [(points[0][0], statistics.fmean(y for _, y in points)) for points in columns]
 
 
-def _over_training(curves: Mapping[str, Mapping[int, Curves]]) -> str:
-    means = {row: _mean(list(seeds.values()), "nll") for row, seeds in curves.items()}
+def _over_training(curves: Mapping[str, Mapping[int, Curves]], metric: str, digits: int) -> str:
+    means = {row: _mean(list(seeds.values()), metric) for row, seeds in curves.items()}
     last = max(len(mean) for mean in means.values())
     epochs = sorted({epoch for epoch in AT if epoch < last} | {last})
     body = []
     for row, mean in means.items():
-        cells = [f"{mean[epoch - 1][1]:.4f}" if epoch <= len(mean) else "" for epoch in epochs]
+        cells = [f"{mean[epoch - 1][1]:.{digits}f}" if epoch <= len(mean) else "" for epoch in epochs]
         body.append([ROWS[row].label, str(len(curves[row])), *cells])
     return format_table(["row", "seeds", *(f"epoch {epoch}" for epoch in epochs)], body)
 

@@ -3,6 +3,7 @@
 import io
 import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -262,3 +263,15 @@ def test_runs_of_a_seed_are_tried_again_once_after_a_failure(script, data, tmp_p
     script.run(options, script.Records(tmp_path / "records"))
     first, second, third = ([f"{row}{seed}" for row in ("plain", "published")] for seed in range(3))
     assert calls == [first, first, second, second, third]
+
+
+def test_the_page_has_the_entropies_of_the_table():
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs/measured.md").read_text()
+    lines = (root / "results/translation/paper_settings.md").read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("Entropy of cross-attention"))
+    head, _, *rows = ([cell.strip() for cell in line.split("|")] for line in lines[start + 2 : start + 8])
+    at = [head.index(f"epoch {epoch}") for epoch in (1, 2, 5, 32)]
+    assert [row[1] for row in rows] == ["plain", "published", "kernel-free", "recommended (sphere)"]
+    for row in rows:
+        assert f"| {', '.join(row[column] for column in at)} |" in page
