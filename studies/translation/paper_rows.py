@@ -24,6 +24,10 @@ class PaperRow:
     against: tuple[str, ...] = ()
 
 
+def _published(name: str, label: str, *changes: str) -> PaperRow:
+    return PaperRow(f"published-{name}", f"published, {label}", "svgd", changes, against=("published",))
+
+
 GROUPS = (  # rows that train side by side; the first row is the baseline
     (
         PaperRow("plain", "plain", "ma"),
@@ -40,11 +44,13 @@ GROUPS = (  # rows that train side by side; the first row is the baseline
             ("method.stepsize=0.01", "method.bandwidth=released-lower"),
             against=("published",),
         ),
-        PaperRow("published-late", "published, alpha warmed up", "svgd", ("method.schedule=warmup",), ("published",)),
+        _published("late", "alpha warmed up", "method.schedule=warmup"),
     ),
-    tuple(
-        PaperRow(f"published-{part}", f"published, {part} only", "svgd", (f"method.parts={part}",), ("published",))
-        for part in "qkv"
+    tuple(_published(part, f"{part} only", f"method.parts={part}") for part in "qkv"),
+    tuple(_published(place, f"{place} only", f"method.where={place}") for place in ("encoder", "decoder", "cross")),
+    (
+        _published("unsmoothed", "without smoothing", "method.smoothing=0"),
+        _published("unrepelled", "smoothing alone", "method.alpha=0"),
     ),
 )
 ROWS = {row.name: row for group in GROUPS for row in group}

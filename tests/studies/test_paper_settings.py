@@ -57,7 +57,7 @@ def test_urgent_rows_come_first_seed_by_seed(script, data, tmp_path):
     assert plan[:3] == [[(row, seed) for row in first] for seed in range(3)]
     second = ("recommended", "disagreement", "released", "published-late")
     assert plan[3] == [(row, 0) for row in second]
-    assert plan[6] == [(f"published-{part}", 0) for part in "qkv"] and len(plan) == 9
+    assert plan[6] == [(f"published-{part}", 0) for part in "qkv"] and len(plan) == 15
 
 
 def test_everything_side_by_side(script, data, tmp_path):
@@ -79,7 +79,9 @@ def test_runs_have_the_settings_of_the_paper(script, tmp_path):
                 "inverse-sqrt",
             )
             assert (recipe.training.batch, recipe.training.epochs, recipe.packed) == (4096, 37, True)
-            assert recipe.method.parts == (row[-1] if row in ("published-q", "published-k", "published-v") else "qkv")
+            last = row.removeprefix("published-")
+            assert recipe.method.parts == (last if last in ("q", "k", "v") else "qkv")
+            assert recipe.method.where == (last if last in ("encoder", "decoder", "cross") else "all")
             # A constant alpha does not depend on the length of the training.
             assert recipe.method.schedule == ("warmup" if row == "published-late" else "constant")
 
