@@ -36,11 +36,12 @@ class Projections(nn.Module):
                 self.groups.append(HeadGroup(name, layer, part, "encoder", "", "bench", (own,)))
 
 
-def measure_growth(device: str) -> dict[str, Any]:
+def measure_growth(device: str, quick: bool = False) -> dict[str, Any]:
     """Measure one update along three axes, and compute its lower bound, the time of four passes over memory.
 
     Args:
         device: "cpu" or "cuda".
+        quick: only two small points for each axis, for tests.
     """
     place = torch.device(device)
     rate = copy_rate(place)
@@ -52,11 +53,11 @@ def measure_growth(device: str) -> dict[str, Any]:
     axes: dict[str, list[dict[str, float]]] = {}
     for axis, points in settings.items():
         axes[axis] = []
-        for width, heads, layers in points:
+        for width, heads, layers in points[:2] if quick else points:
             numbers = 3 * layers * width * width
             floor = 16 * numbers / rate
             point = {"width": width, "heads": heads, "layers": layers, "floor_seconds": floor}
-            axes[axis].append(point | _seconds(width, heads, layers, place, repeats=20))
+            axes[axis].append(point | _seconds(width, heads, layers, place, repeats=3 if quick else 20))
     return {"copy_bytes_per_second": rate, "axes": axes}
 
 
