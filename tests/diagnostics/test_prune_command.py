@@ -147,6 +147,15 @@ def test_quality_is_measured_on_the_held_out_text(folder, text, tmp_path, capfd)
     assert same == facts
 
 
+def test_cut_sentences_are_counted(folder, tmp_path, capfd):
+    test = tmp_path / "test.txt"
+    test.write_text("w1 w2 w3 w4 w5\nw1 w2 w3 w4 w5 w6\nw1 w2\n")
+    words = ["prune", str(folder), "--sentence", "w1 w2 w3", "--test", str(test), "--border", "0", "--length", "4"]
+    assert run([*words, "--out", str(tmp_path / "out")]) == 0
+    notes = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert notes == ["note: held-out text: cut 2 of 3 sentences, after 4 tokens (--length)"]
+
+
 def test_held_out_text_does_not_change_the_choice_or_the_training(folder):
     """Another held-out text changes the measurements alone; the weights after training are the same."""
     results = []
