@@ -73,7 +73,9 @@ def test_a_missing_package_is_named_in_every_extra_that_needs_it(installed):
     text = describe(environment)
     assert "needs optuna (too old, needs 4 or newer), rich (missing)" in " ".join(text.split())
     assert max(map(len, text.partition("\nextras\n")[2].partition("\n\n")[0].splitlines())) <= 80
-    assert "\n  train " in text.partition("to install what is missing")[2]
+    command, names = text.partition("to install what is missing\n")[2].splitlines()[:2]
+    assert command == "  command  python -m pip install -e '.[NAME,...]' -c constraints.txt"
+    assert {"cli", "train"} <= set(names.removeprefix("  names    ").replace(",", "").split())
     assert environment.problems == []  # an extra is optional
 
 

@@ -123,7 +123,8 @@ def test_removed_heads():
     assert compared.columns == [[(0, 0), (1, None), (2, 1), (3, 2)], [(0, None), (1, 0), (2, None), (3, 1)]]
     assert compared.removed == [(0, 1), (1, 0), (1, 2)] and compared.added == []
     assert comparison_verdict(compared).startswith("3 of 8 heads are removed (layers 0 and 1); ")
-    assert "layer 1  4 → 2 " in comparison_text(compared)
+    text = comparison_text(compared)
+    assert "layer 1  4 → 2 " in text and "effective heads" not in text
     numbers = json.loads(json.dumps(comparison_json(compared), allow_nan=False))
     assert numbers["removed"] == [[0, 1], [1, 0], [1, 2]] and numbers["heads"][0][2] == [2, 1]
     back = compare_models(smaller, model, batches(), twins=0)

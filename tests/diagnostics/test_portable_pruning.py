@@ -116,6 +116,20 @@ def test_classes_that_cannot_be_portable_are_refused_with_the_reason(name):
         prune_portably(heads, select_heads(heads, scores_of(heads), 0.67), inputs_of(model))
 
 
+class Few(transformers.LlamaForCausalLM):
+    def __init__(self, config):
+        if 1 < config.num_attention_heads < 6:
+            raise ValueError("needs 1 or 6 heads")
+        super().__init__(config)
+
+
+def test_the_reason_of_a_class_that_refuses_some_numbers_of_heads_is_named():
+    model = Few(transformers.LlamaConfig(**GROUPED)).eval()
+    heads = Heads(model, inputs_of(model))
+    with pytest.raises(HeadLayoutError, match="Few cannot be built with fewer heads: ValueError: needs 1 or 6 heads"):
+        prune_portably(heads, select_heads(heads, scores_of(heads), 0.67), inputs_of(model))
+
+
 def pruned_llama():
     """Prune a Llama to two thirds of its heads; return its heads, the selection, the smaller model and inputs."""
     model = build("LlamaForCausalLM", *PORTABLE["LlamaForCausalLM"])

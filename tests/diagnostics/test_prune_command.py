@@ -147,6 +147,15 @@ def test_quality_is_measured_on_the_held_out_text(folder, text, tmp_path, capfd)
     assert same == facts
 
 
+def test_cut_sentences_are_counted(folder, tmp_path, capfd):
+    test = tmp_path / "test.txt"
+    test.write_text("w1 w2 w3 w4 w5\nw1 w2 w3 w4 w5 w6\nw1 w2\n")
+    words = ["prune", str(folder), "--sentence", "w1 w2 w3", "--test", str(test), "--border", "0", "--length", "4"]
+    assert run([*words, "--out", str(tmp_path / "out")]) == 0
+    notes = [line for line in capfd.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert notes == ["note: held-out text: cut 2 of 3 sentences, after 4 tokens (--length)"]
+
+
 def test_held_out_text_does_not_change_the_choice_or_the_training(folder):
     """Another held-out text changes the measurements alone; the weights after training are the same."""
     results = []
@@ -292,13 +301,14 @@ def test_a_family_that_cannot_be_portable_writes_nothing(folder, tmp_path, capfd
     assert not out.exists()
 
 
-def test_a_class_that_refuses_its_config_names_the_way_in_python(folder):
+def test_a_width_that_heads_do_not_divide_is_not_the_reason_if_no_number_of_heads_would_do():
     config = transformers.BertConfig(
         vocab_size=42, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=16
     )
     loaded = LoadedModel(transformers.BertForMaskedLM(config).eval())
     batch = {"input_ids": torch.ones(2, 5, dtype=torch.long)}
-    with pytest.raises(HeadLayoutError, match=r"cannot be built with fewer heads: .*repulsive\.diagnostics\.prune"):
+    message = r"cannot be built with fewer heads: this class .* width / heads\. .*repulsive\.diagnostics\.prune"
+    with pytest.raises(HeadLayoutError, match=message):
         prune_model(loaded, [batch], keep=0.75)
 
 

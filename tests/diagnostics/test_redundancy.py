@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import numpy as np
 import pytest
@@ -256,6 +257,8 @@ def test_numbers_of_numpy_and_torch_name_a_head(probe):
         with torch.no_grad(), ablate(model, [(layer, head)]):
             assert torch.equal(evaluate(model), expected)
         assert Heads(model)[layer, head].name == Heads(model)[1, 2].name
+    layer_name = Heads(model).layers[1].name
+    assert repr(Heads(model)[layer_name, torch.tensor(2)]) == f"Head 2 of layer 1 ({layer_name})"
 
 
 def test_error_messages(probe):
@@ -265,14 +268,19 @@ def test_error_messages(probe):
         ablate(model, [(2, 0)]),
     ):
         pass
-    for layer in (-1, 1.0, None, "encoder"):
+    not_numbers = (1.0, None, True, np.float64(1), np.True_, np.array([0, 1]))
+    not_numbers += (torch.tensor(1.0), torch.tensor(True), torch.tensor([0, 1]))
+    for layer in (-1, "encoder", *not_numbers):
         with (
-            pytest.raises(SelectionError, match=f"no layer {layer!r}; the 2 attention layers"),
+            pytest.raises(SelectionError, match=re.escape(f"no layer {layer!r}; the 2 attention layers")),
             ablate(model, [(layer, 0)]),
         ):
             pass
-    for head in (4, -1, 1.0, None):
-        with pytest.raises(SelectionError, match=f"no head {head!r}; its heads are 0 to 3"), ablate(model, [(0, head)]):
+    for head in (4, -1, "1", torch.tensor(-1), *not_numbers):
+        with (
+            pytest.raises(SelectionError, match=re.escape(f"no head {head!r}; its heads are 0 to 3")),
+            ablate(model, [(0, head)]),
+        ):
             pass
     with pytest.raises(HeadLayoutError, match="no head output was recorded"):
         head_ablation(model, lambda m: 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -261,6 +262,27 @@ def test_torchscript_is_refused_with_a_remedy(how: str) -> None:
         with pytest.raises(NoHeadsFound, match=r"Small is a TorchScript model.*pass the Python model"):
             find()
     assert all(a is b for a, b in zip(model.parameters(), scripted.parameters(), strict=True))  # as the message says
+
+
+def test_exported_programs_are_refused_with_a_remedy() -> None:
+    x = torch.randn(2, 3, 8)
+    program = torch.export.export(Small(), (x,))
+    for exported in (program, program.module(), torch.export.unflatten(program)):
+        model: Any = exported
+        finders: list[Callable[[], object]] = [
+            lambda model=model: find_heads(model),
+            lambda model=model: find_heads(model, x),
+            lambda model=model: verify_heads(model, x),
+        ]
+        for find in finders:
+            with pytest.raises(NoHeadsFound, match=r"is a result of torch.export.*pass the Python model"):
+                find()
+    Small().load_state_dict(program.state_dict)  # as the message says
+
+
+def test_heads_in_a_model_traced_by_fx() -> None:
+    traced = torch.fx.symbolic_trace(Small())
+    assert [group.part for group in find_heads(traced, torch.randn(2, 3, 8))] == ["q", "k", "v"]
 
 
 @pytest.mark.parametrize(

@@ -180,6 +180,23 @@ def test_handles_keep_their_files_when_an_earlier_one_is_removed(tmp_path):
     assert [path.name for path in tmp_path.glob("repulsive*")] == ["repulsive_1.json"]
 
 
+def test_a_handle_that_is_attached_again_does_not_write_the_file_of_its_successor(tmp_path):
+    accelerator, handles = Accelerator(cpu=True), []
+    for alpha in (0.1, 0.2):
+        model = encoder()
+        model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        handles.append(repel_prepared(accelerator, model, optimizer, rule=SVGD(alpha=alpha), verbose=False))
+        accelerator.backward(model(labelled(8).tensors[0]).sum())
+        optimizer.step()
+        if len(handles) == 1:
+            handles[0].remove()
+    handles[0].attach()
+    accelerator.save_state(str(tmp_path))
+    saved = {path.name: json.loads(path.read_text())["rule"] for path in tmp_path.glob("repulsive*")}
+    first, second = (handle.state_dict()["rule"] for handle in handles)
+    assert saved == {"repulsive.json": second, "repulsive_1.json": first}
+
+
 @pytest.mark.parametrize("content", [b'{"format": 1, "ste', b"\xff\xfe", b""])
 def test_a_damaged_file_is_refused_by_name(content, tmp_path):
     run = Run(RULES["svgd"])

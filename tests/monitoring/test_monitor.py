@@ -547,3 +547,11 @@ def test_a_model_that_is_one_attention_layer_is_measured(batch_first):
         assert [measurement.step for measurement in monitor.history] == [0, 1]
         measured.append([(layer.entropy, layer.written, layer.cosine) for layer in monitor.history[1].layers])
     assert measured[0] == measured[1]
+
+
+def test_repr():
+    model = encoder()
+    with HeadMonitor(model, every=2) as monitor:
+        forward_passes(model, monitor, 3)
+        assert repr(monitor) == "<repulsive.HeadMonitor: TransformerEncoder, step 3, 2 measurements, 0 problems>"
+    assert repr(monitor).endswith("0 problems, closed>")

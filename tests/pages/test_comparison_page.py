@@ -45,6 +45,7 @@ def test_the_page_has_the_verdict_both_sides_and_the_tables():
     assert [layer["heads"] for layer in data["layers"]] == [4, 3, 4]
     assert [layer["heads"] for layer in data["after"]] == [3, 3, 4] and data["columns"][0][1:3] == [[1, None], [2, 1]]
     assert "→ removed" in page and "<td>4 → 3</td>" in page
+    assert "effective heads" not in page.lower()  # they have no value for untrained models
     explorer = json.loads(re.search(r'id="attention">(.*?)</script>', page, re.S)[1])
     assert explorer["methods"] == ["before", "after"] and explorer["examples"][0]["maps"][1][0]["heads"] == 3
 

@@ -29,7 +29,9 @@ def prune(
     recover: Annotated[int, typer.Option(min=0, help="Train this many steps on the text after pruning.")] = 0,
     learning_rate: Annotated[float, typer.Option(min=0, help="Learning rate of --recover.")] = 5e-5,
     most: Annotated[int, typer.Option(min=1, help="Read at most this many sentences.")] = 256,
-    length: Annotated[int, typer.Option(min=2, help="Truncate sentences to this many tokens.")] = 128,
+    length: Annotated[
+        int, typer.Option(min=2, help="Maximum number of tokens per sentence; longer sentences are cut.")
+    ] = 128,
     full: Annotated[bool, typer.Option("--full", help="Also show cache and range of times.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,14 +54,17 @@ def prune(
     sentences = read_sentences(text, sentence or [], most)
     test_sentences = read_sentences(test, [], most) if test else []
     loaded = load_model(model)
-    batches = tokenize(loaded, sentences, length).batches
-    held_out = tokenize(loaded, test_sentences, length).batches if test else None
+    read = tokenize(loaded, sentences, length)
+    held_out = tokenize(loaded, test_sentences, length) if test else None
+    for name, each in (("text to score heads on", read), ("held-out text", held_out)):
+        if each and each.cut:
+            print_progress(f"note: {name}: cut {each.cut} (--length)")
     with progress_bar() as bar:
         result = prune_model(
             loaded,
-            batches,
+            read.batches,
             share,
-            test=held_out,
+            test=held_out.batches if held_out else None,
             kv_heads=kv_heads,
             border=border,
             recover=recover,

@@ -34,33 +34,22 @@ def layer_rows(comparison: ModelComparison) -> tuple[Row, list[Row]]:
     """
     sides = (comparison.before, comparison.after)
     logits = [{each.similarity.name: each.similarity for each in side.circuits.logits} for side in sides]
-    outputs = [{each.name: each for each in side.diversity.get("outputs", ())} for side in sides]
     redundant = [redundant_heads(side) for side in sides]
     rows: list[Row] = []
     for row, layers in enumerate(zip(comparison.before.layers, comparison.after.layers, strict=True)):
         names = [layer[0] for layer in layers]
         own = [each.get(name) for each, name in zip(logits, names, strict=True)]
-        effective = [each.get(name) for each, name in zip(outputs, names, strict=True)]
         rows.append(
             (
                 comparison.before.label(names[0]),
                 format_change(*(str(layer[3]) for layer in layers)),
                 format_change(*("n/a" if each is None else _number(each.mean) for each in own)),
                 format_change(*("n/a" if each is None else _number(each.largest) for each in own)),
-                format_change(*("n/a" if each is None else f"{each.effective_heads:.2f}" for each in effective)),
                 format_change(*(str(sum(at == row for at, _ in side)) for side in redundant)),
             )
         )
     marked = "unimportant heads" if comparison.before.ablation is None else "redundant heads"
-    titles = (
-        "layer",
-        "heads",
-        "mean cosine of logits",
-        "largest cosine",
-        "effective heads, outputs",
-        marked,
-    )
-    return titles, rows
+    return ("layer", "heads", "mean cosine of logits", "largest cosine", marked), rows
 
 
 def comparison_text(comparison: ModelComparison) -> str:

@@ -19,7 +19,7 @@ from repulsive.diagnostics.hooks.measured_layers import tied_message, warn_about
 from repulsive.diagnostics.hooks.traced_projections import traced_projections
 from repulsive.diagnostics.importance import Loss, first_order_importance
 from repulsive.diagnostics.output_patching import patched_outputs
-from repulsive.diagnostics.redundancy import ablate, head_masks, heads_of
+from repulsive.diagnostics.redundancy import ablate, head_place, heads_of
 from repulsive.diagnostics.similarity_table import SimilarityTable
 from repulsive.diagnostics.untrained_baseline import SPACES, TWINS, Space, against_chance
 from repulsive.errors import SelectionError, check_whole, did_you_mean, warn_user
@@ -88,9 +88,7 @@ class Heads:
         """Return one head: `heads[3, 5]` is head 5 of layer 3."""
         if not isinstance(place, tuple) or len(place) != 2:
             raise SelectionError(f"heads[{place!r}]: expected a layer and a head, such as heads[3, 5]")
-        layer, head = place
-        head_masks(self.layers, [(layer, head)])
-        return Head(self, layer, head)
+        return Head(self, *head_place(self.layers, place))
 
     def proofs(self) -> dict[str, str]:
         """How the layout of each group of heads is known: "proved", "table", "given" or "guess"."""

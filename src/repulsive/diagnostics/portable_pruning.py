@@ -27,6 +27,7 @@ from repulsive.heads.table.match import is_conv1d
 __all__ = ["Selection", "check_portable", "prove_equal", "prune_portably", "select_heads"]
 
 _TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4}  # relative to the largest output; others 0.05
+_WIDTH_IS_FIXED = "this class computes the head size as width / heads"
 
 
 def check_portable(heads: Heads, keep: float, kv_heads: int | None = None) -> None:
@@ -49,7 +50,7 @@ def check_portable(heads: Heads, keep: float, kv_heads: int | None = None) -> No
     meta = torch.device("meta")  # shapes are enough
     try:
         with meta:
-            smaller = _build(heads.model, config)
+            smaller = _build(heads, config)
     except HeadLayoutError as error:
         if isinstance(error.__cause__, RuntimeError):  # a constructor that computes with real tensors
             return
@@ -79,7 +80,7 @@ def prune_portably(heads: Heads, selection: Selection, example_inputs: object) -
     state = _remaining_weights(heads, selection)
     first = next(iter(state.values()))
     with first.device:
-        smaller = _build(model, config)
+        smaller = _build(heads, config)
     _fit_per_head_parameters(smaller, state, heads, selection)
     _check_shapes(smaller, state, heads, selection)
     smaller = smaller.to(device=first.device, dtype=first.dtype)
@@ -131,7 +132,7 @@ def _check_shapes(smaller: nn.Module, state: Mapping[str, Tensor], heads: Heads,
         if name not in state or state[name].shape == parameter.shape:
             continue
         if name in projections or name.removesuffix("bias") + "weight" in projections:
-            reason = "this class computes the head size as width / heads"
+            reason = _WIDTH_IS_FIXED
         else:
             reason = "this parameter spans all heads, so that removing some changes the others"
         raise HeadLayoutError(
@@ -145,13 +146,29 @@ def _config(heads: Heads, selection: Selection) -> Any:
     return smaller_config(config, selection.heads[1], selection.kv_heads[1], head_dim)
 
 
-def _build(model: Any, config: Any) -> Any:
+def _build(heads: Heads, config: Any) -> Any:
     try:
-        return type(model)(config)
+        return type(heads.model)(config)
     except Exception as error:  # a class may refuse the config for reasons of its own
+        reason = _WIDTH_IS_FIXED if _is_width_fixed(heads) else short_message(error)
         raise HeadLayoutError(
-            f"{type(model).__name__} cannot be built with fewer heads: {short_message(error)}. {ADVICE}"
+            f"{type(heads.model).__name__} cannot be built with fewer heads: {reason}. {ADVICE}"
         ) from error
+
+
+def _is_width_fixed(heads: Heads) -> bool:
+    """Check whether a model with one head has an output projection as wide as that of all heads."""
+    model: Any = heads.model
+    layer = heads.layers[0]
+    try:
+        config = smaller_config(config_with_heads(model), 1, 1, layer.head_dim)
+        with torch.device("meta"):
+            one = type(model)(config)
+    except Exception:  # as above
+        return False
+    name = f"{layer.projection}.weight"
+    shapes = [each.state_dict()[name].shape for each in (model, one) if name in each.state_dict()]
+    return len(shapes) == 2 and shapes[0] == shapes[1]
 
 
 def _remaining_weights(heads: Heads, selection: Selection, device: torch.device | None = None) -> dict[str, Tensor]:

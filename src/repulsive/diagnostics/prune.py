@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from repulsive.diagnostics.hooks.attention_layers import AttentionLayer, find_attention_layers
-from repulsive.diagnostics.redundancy import heads_of
+from repulsive.diagnostics.redundancy import head_place
 from repulsive.errors import CheckpointError, HeadLayoutError, NoHeadsFound, SelectionError
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.layout import consecutive_rows
@@ -93,13 +93,9 @@ def prune(model: nn.Module, heads: Iterable[tuple[int | str, int]]) -> nn.Module
             f"{name} has no attention class that is known to support fewer heads, so it cannot be pruned; use "
             "Heads(model, inputs).ablated(heads), which computes the same function at full size"
         ) from None
-    names = [layer.name for layer in layers]
-    chosen = [(names.index(layer) if layer in names else layer, head) for layer, head in heads]
-    unknown = [pair for pair in chosen if pair not in heads_of(layers)]
-    if unknown or not chosen:
-        problem = f"no head {unknown[0]}" if unknown else "no heads given"
-        counts = ", ".join(f"{row} {layer.name} ({layer.num_heads} heads)" for row, layer in enumerate(layers[:6]))
-        raise SelectionError(f"prune: {problem}; the layers are {counts}")
+    chosen = {head_place(layers, place) for place in heads}
+    if not chosen:
+        raise SelectionError("prune: no heads given; expected a list of (layer, head) pairs, such as [(0, 1)]")
     keep = {
         layer.name: [head for head in range(layer.num_heads) if (row, head) not in chosen]
         for row, layer in enumerate(layers)

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -226,18 +227,38 @@ def _evaluate(
 
 def head_masks(layers: Sequence[AttentionLayer], heads: Iterable[tuple[int | str, int]]) -> Mapping[str, Tensor]:
     """Map each layer name to a mask of the heads that are ablated, bool [M]."""
-    names = [layer.name for layer in layers]
     masks: dict[str, Tensor] = {}
     for place in heads:
-        if not isinstance(place, tuple | list) or len(place) != 2:
-            raise SelectionError(f"{place!r} is not a head; expected a list of (layer, head) pairs, such as [(0, 1)]")
-        layer, head = place
-        row = names.index(layer) if layer in names else operator.index(layer) if hasattr(layer, "__index__") else -1
-        if not 0 <= row < len(layers):
-            listed = ", ".join(f"{i} {name}" for i, name in enumerate(names[:8]))
-            raise SelectionError(f"no layer {layer!r}; the {len(names)} attention layers are {listed}")
+        row, head = head_place(layers, place)
         chosen = layers[row]
-        if not hasattr(head, "__index__") or not 0 <= head < chosen.num_heads:
-            raise SelectionError(f"{chosen.name} has no head {head!r}; its heads are 0 to {chosen.num_heads - 1}")
         masks.setdefault(chosen.name, torch.zeros(chosen.num_heads, dtype=torch.bool, device="cpu"))[head] = True
     return masks
+
+
+def head_place(layers: Sequence[AttentionLayer], place: object) -> tuple[int, int]:
+    """Return a (layer, head) pair as two indices; the layer may be a name.
+
+    Raises:
+        SelectionError: it is not a pair, or there is no such layer or head.
+    """
+    if not isinstance(place, tuple | list) or len(place) != 2:
+        raise SelectionError(f"{place!r} is not a head; expected a list of (layer, head) pairs, such as [(0, 1)]")
+    layer, head = place
+    names = [each.name for each in layers]
+    row = names.index(layer) if isinstance(layer, str) and layer in names else _index(layer)
+    if not 0 <= row < len(layers):
+        listed = ", ".join(f"{i} {name}" for i, name in enumerate(names[:8]))
+        raise SelectionError(f"no layer {layer!r}; the {len(names)} attention layers are {listed}")
+    chosen, column = layers[row], _index(head)
+    if not 0 <= column < chosen.num_heads:
+        raise SelectionError(f"{chosen.name} has no head {head!r}; its heads are 0 to {chosen.num_heads - 1}")
+    return row, column
+
+
+def _index(value: Any) -> int:
+    """Return a value as an index, and -1 if it is not a whole number; truth values are not numbers here."""
+    is_truth = isinstance(value, bool) or getattr(value, "dtype", None) is torch.bool
+    try:
+        return -1 if is_truth else operator.index(value)
+    except TypeError:
+        return -1

@@ -11,6 +11,7 @@ from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.summary import format_effective_heads
 from repulsive.diagnostics.untrained_baseline import Compared
 from repulsive.diagnostics.verdict import redundant_heads, verdict
+from repulsive.heads.describe import count_of
 from repulsive.terminal.table import Table, signed
 
 _LISTED = 6  # redundant heads that are named
@@ -54,9 +55,8 @@ def short_summary(inspection: Inspection) -> list[Table | str]:
 def _sizes(inspection: Inspection) -> str:
     heads = sum(count for *_, count in inspection.layers)
     if not heads:
-        return f"{len(inspection.groups)} groups of heads"
-    layers, items = len(inspection.layers), inspection.items
-    return f"{heads} in {layers} layer{'' if layers == 1 else 's'}, {items} input{'' if items == 1 else 's'} read"
+        return f"{count_of(len(inspection.groups), 'group')} of heads"
+    return f"{heads} in {count_of(len(inspection.layers), 'layer')}, {count_of(inspection.items, 'input')} read"
 
 
 def _mean(name: str, entries: Sequence[Compared]) -> list[list[str]]:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.output_change import METRICS
 from repulsive.diagnostics.untrained_baseline import AS_CHANCE, MORE_ALIKE, MORE_DIFFERENT, UNKNOWN, Compared
+from repulsive.heads.describe import count_of
 
 KL_LIMIT, STATES_LIMIT = 0.001, 0.01
 IMPORTANCE_SHARE = 0.1
@@ -134,7 +135,7 @@ def _on_redundancy(inspection: Inspection) -> str:
         return ""
     rows = sorted({row for row, _ in heads})
     where = name_layers([inspection.label(inspection.layers[row][0]) for row in rows])
-    count = f"{where} {'has' if len(rows) == 1 else 'have'} {len(heads)} head{'' if len(heads) == 1 else 's'}"
+    count = f"{where} {'has' if len(rows) == 1 else 'have'} {count_of(len(heads), 'head')}"
     if not _has_limit(inspection):
         return f"{count} that look{'s' if len(heads) == 1 else ''} unimportant (first-order estimate)"
     change = _CHANGES[inspection.metric][1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from repulsive.environment.collect import Environment, Extra
+from repulsive.extras import install_command
 
 WIDTH = 80  # columns of a terminal
 
@@ -13,7 +14,7 @@ def describe(environment: Environment) -> str:
     """Format an environment as text of about thirty lines.
 
     Returns:
-        General facts, environment variables, extras with their packages, the commands that install what is missing,
+        General facts, environment variables, extras with their packages, the command that installs what is missing,
         plugins, and problems of required packages.
     """
     torch, triton = environment.torch, environment.triton
@@ -40,7 +41,8 @@ def describe(environment: Environment) -> str:
     incomplete = [extra for extra in environment.extras if extra.missing]
     if incomplete:
         lines += ["", "to install what is missing"]
-        lines += _columns([(f"  {extra.name}", extra.install) for extra in incomplete])
+        names = ", ".join(extra.name for extra in incomplete)
+        lines += _columns([("  command", install_command("NAME,..."))]) + _columns([("  names  ", names)], WIDTH)
     if environment.plugins:
         lines += ["", "plugins"]
         lines += [f"  {plugin.group}: {plugin.name} of {plugin.package}" for plugin in environment.plugins]

@@ -20,7 +20,6 @@ from repulsive.heads.module_paths import (
 )
 from repulsive.heads.table.match import follow, weights_of
 from repulsive.heads.table.parse_layout import rows_of
-from repulsive.heads.torchscript import refuse_torchscript
 
 ByHand = tuple[str, int] | tuple[str, int, int] | tuple[str, Tensor]
 
@@ -42,7 +41,7 @@ def heads_by_hand(model: nn.Module, heads: Mapping[str, ByHand]) -> list[HeadGro
 
     Raises:
         HeadLayoutError: no projection has that name, or it does not divide into that many heads.
-        NoHeadsFound: `heads` is empty or names no part, or the model is a TorchScript module.
+        NoHeadsFound: `heads` is empty or names no part, or `torch.jit` or `torch.export` made the model.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 6))
@@ -56,7 +55,6 @@ def heads_by_hand(model: nn.Module, heads: Mapping[str, ByHand]) -> list[HeadGro
     if not isinstance(heads, Mapping) or not all(isinstance(path, str) for path in heads):
         raise HeadLayoutError('heads: expected names of projections and their heads, such as {"layer.wq": ("q", 8)}')
     inner = unwrap(model)
-    refuse_torchscript(inner)
     groups: list[HeadGroup] = []
     for path, entry in heads.items():
         if follow(inner, path) is None:

@@ -16,7 +16,6 @@ from repulsive.heads.select import LayersName, Particle, Where, select
 from repulsive.heads.table.known_families import known_families
 from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.table.match import kinds_of
-from repulsive.heads.torchscript import refuse_torchscript
 from repulsive.heads.trace.infer import Completed, complete
 from repulsive.heads.trace.reports import refuse_wrong
 
@@ -64,8 +63,8 @@ def find_heads(
         Groups in model order, each with a unique name.
 
     Raises:
-        NoHeadsFound: the model has no heads that the table lists or the trace infers, or it is a TorchScript module.
-            The message lists near misses.
+        NoHeadsFound: the model has no heads that the table lists or the trace infers (the message lists near
+            misses), or `torch.jit` or `torch.export` made it.
         SelectionError: heads were found, but none match the selection; or `model` is not an instance of nn.Module.
         HeadLayoutError: an example was given and a slice is not one head.
         UnsupportedWeights: a projection is quantised, parametrised or of an unknown adapter kind, FSDP1 flattens it, or
@@ -79,7 +78,6 @@ def find_heads(
     check_layout(layout)
     check_model(model)
     inner = unwrap(model)
-    refuse_torchscript(inner)
     refuse_flat_weights(inner)
     groups, misses = heads_from_table(inner)
     completed: Completed | None = None

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import nn
 
-from repulsive.errors import SelectionError
+from repulsive.errors import NoHeadsFound, SelectionError
 from repulsive.heads.layout import HeadGroup
 
 _WRAPPERS = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
@@ -20,14 +21,26 @@ _CROSS = ("cross", "encoder_attn", "encdec", "enc_dec", "encoder_decoder", "src_
 
 
 def check_model(model: object) -> None:
-    """Raise an error unless `model` is an instance of nn.Module.
+    """Raise an error unless `model` is an instance of nn.Module whose modules are Python code.
 
     Raises:
-        SelectionError: it is not.
+        SelectionError: it is not an instance of nn.Module.
+        NoHeadsFound: it is a result of `torch.jit` or `torch.export`.
     """
-    if not isinstance(model, nn.Module):
+    inner = unwrap(model) if isinstance(model, nn.Module) else model
+    if isinstance(inner, torch.jit.ScriptModule):
+        kind, origin = f"{inner.original_name} is a TorchScript model", "scripted or traced (both share their weights)"
+    elif any(each.__module__.startswith("torch.export.") for each in type(inner).__mro__):
+        kind, origin = f"{type(inner).__name__} is a result of torch.export", "exported"
+    elif isinstance(model, nn.Module):
+        return
+    else:
         got = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
         raise SelectionError(f"expected a model, an instance of nn.Module, got {got}")
+    raise NoHeadsFound(
+        f"{kind}, in which attention cannot be found; pass the Python model that was {origin}, or load the weights "
+        "into such a model"
+    )
 
 
 def unwrap(model: nn.Module) -> nn.Module:

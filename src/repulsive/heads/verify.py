@@ -11,7 +11,6 @@ from repulsive.heads.flat_weights import refuse_flat_weights
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import check_model, unwrap
 from repulsive.heads.table.lookup import heads_from_table
-from repulsive.heads.torchscript import refuse_torchscript
 from repulsive.heads.trace.gradients import Trace
 from repulsive.heads.trace.infer import infer
 from repulsive.heads.trace.reports import HeadReport, check_groups, is_sufficient, refuse_wrong
@@ -47,12 +46,11 @@ def verify_heads(
         HeadLayoutError: a slice is not one head, heads are mixed with each other, query and key-value heads are
             paired wrongly, or no group could be traced.
         SelectionError: `model` is not an instance of nn.Module.
-        NoHeadsFound: there are no groups to verify, or the model is a TorchScript module.
+        NoHeadsFound: there are no groups to verify, or `torch.jit` or `torch.export` made the model.
         UnsupportedWeights: a weight is tensor parallel, or FSDP1 flattens it.
     """
     check_model(model)
     inner = unwrap(model)
-    refuse_torchscript(inner)
     refuse_flat_weights(inner)
     known = heads_from_table(inner)[0] if groups is None else groups
 

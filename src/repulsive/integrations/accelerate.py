@@ -58,35 +58,42 @@ def repel_prepared(
     """
     handle = repel(accelerator.unwrap_model(model), optimizer, **settings)
     handle.scaler = accelerator.scaler  # gradients stay scaled until `accelerator.clip_grad_norm_`
-    handles = _handles.setdefault(accelerator, {})
-    number = next(one for one in count() if not _is_attached(handles.get(one)))
-    handles[number] = weakref.ref(handle)
-    name = f"repulsive_{number}.json" if number else "repulsive.json"
+    _file_name(accelerator, handle)
 
     def save(models: list[nn.Module], weights: list[dict[str, Any]], output_dir: str) -> None:
         on_each_node = accelerator.project_configuration.save_on_each_node
         is_writer = accelerator.is_local_main_process if on_each_node else accelerator.is_main_process
         if handle.attached and is_writer:
-            path = Path(output_dir, name)
+            path = Path(output_dir, _file_name(accelerator, handle))
             path.write_text(json.dumps(handle.state_dict(tensors=False), indent=2) + "\n", encoding="utf-8")
             write_forces(path.with_suffix(".forces"), [handle.state_dict()])
 
     def load(models: list[nn.Module], input_dir: str) -> None:
         if not handle.attached:
             return
-        path = Path(input_dir, name)
+        path = Path(input_dir, _file_name(accelerator, handle))
         if path.is_file():
             (state,) = with_forces(path.with_suffix(".forces"), [_read(path)])
             handle.load_state_dict(state)
         else:
             warn_user(
-                f"{input_dir} has no {name}: the checkpoint was made without repulsion. Steps of repulsion and "
+                f"{input_dir} has no {path.name}: the checkpoint was made without repulsion. Steps of repulsion and "
                 f"schedules continue from step {handle.steps}"
             )
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
     return handle
+
+
+def _file_name(accelerator: Accelerator, handle: Handle) -> str:
+    """Return the file of an attached handle: the one it has, or the first that no attached handle has."""
+    handles = _handles.setdefault(accelerator, {})
+    number = next((one for one, own in handles.items() if own() is handle), None)
+    if number is None:  # a new handle, or one that was removed and attached again when another had its file
+        number = next(one for one in count() if not _is_attached(handles.get(one)))
+        handles[number] = weakref.ref(handle)
+    return f"repulsive_{number}.json" if number else "repulsive.json"
 
 
 def _is_attached(reference: weakref.ref[Handle] | None) -> bool:

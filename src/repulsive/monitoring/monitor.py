@@ -11,6 +11,7 @@ from torch import nn
 
 from repulsive.diagnostics.hooks.calling import call, evaluating
 from repulsive.errors import HeadLayoutError, SelectionError, StateError, check_whole, list_first, warn_user
+from repulsive.heads.describe import count_of
 from repulsive.heads.module_paths import check_model, unwrap
 from repulsive.heads.trace.forward_pass import without_compilation
 from repulsive.monitoring.film_layers import film_layers
@@ -207,6 +208,11 @@ class HeadMonitor:
         if kind is not None:
             self._warned.add(_NO_STEP)  # the error is the reason
         self.close()
+
+    def __repr__(self) -> str:
+        counts = f"{count_of(len(self.history), 'measurement')}, {count_of(len(self.problems), 'problem')}"
+        closed = "" if self.is_open else ", closed"
+        return f"<repulsive.HeadMonitor: {type(unwrap(self.model)).__name__}, step {self.steps}, {counts}{closed}>"
 
     # -- results ------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from repulsive.diagnostics.comparison_summary import comparison_json, comparison_verdict, format_change, layer_rows
-from repulsive.diagnostics.inspection import Inspection
 from repulsive.diagnostics.model_comparison import ModelComparison
 from repulsive.pages.card import Card
 from repulsive.pages.data.atlas import atlas_layers
@@ -160,14 +159,7 @@ def _examples(comparison: ModelComparison, tokens: Sequence[Sequence[str]]) -> l
 
 def _sizes(comparison: ModelComparison) -> list[tuple[str, str]]:
     counts = [sum(heads for *_, heads in side.layers) for side in (comparison.before, comparison.after)]
-    facts = [("Attention layers", str(len(comparison.before.layers))), ("Heads", format_change(*map(str, counts)))]
-    means = [_mean_effective(side) for side in (comparison.before, comparison.after)]
-    return [*facts, ("Effective heads, outputs", format_change(*means))] if all(means) else facts
-
-
-def _mean_effective(inspection: Inspection) -> str:
-    entries = inspection.diversity.get("outputs", ())
-    return f"{sum(each.effective_heads for each in entries) / len(entries):.2f}" if entries else ""
+    return [("Attention layers", str(len(comparison.before.layers))), ("Heads", format_change(*map(str, counts)))]
 
 
 def _notes(comparison: ModelComparison) -> str:

@@ -149,7 +149,7 @@ def test_loading_needs_neither_spacy_nor_pydantic(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)  # as if it were not installed
     assert len(Prepared.load(folder).parts["train"]) == 3
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(DataError, match="pip install safetensors"):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[train\]'"):
         Prepared.load(folder)
 
 

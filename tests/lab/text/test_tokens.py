@@ -43,7 +43,7 @@ def test_spacy_words():
 
 def test_a_tokenizer_is_never_replaced_silently(monkeypatch):
     monkeypatch.setitem(sys.modules, "spacy", None)  # as if it were not installed
-    with pytest.raises(DataError, match="pip install spacy"):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[classification\]'"):
         tokenizer("spacy")
     with pytest.raises(DataError, match="'nltk' is unknown"):
         tokenizer("nltk")

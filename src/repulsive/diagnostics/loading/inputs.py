@@ -28,14 +28,19 @@ class TokenizedText:
         tokens: tokens of each sentence, without padding.
         decoder_reads_source: whether the decoder of an encoder-decoder reads the same sentences as its encoder.
         limit: largest number of tokens of a sentence.
-        cut: number of sentences that were longer and are cut.
+        longer: number of sentences that had more tokens and are cut.
     """
 
     batches: list[dict[str, Any]]
     tokens: list[list[str]]
     decoder_reads_source: bool = False
     limit: int = 0
-    cut: int = 0
+    longer: int = 0
+
+    @property
+    def cut(self) -> str:
+        """How many sentences are cut, and where; "" if none is."""
+        return f"{self.longer} of {len(self.tokens)} sentences, after {self.limit} tokens" if self.longer else ""
 
 
 def read_sentences(path: Path | None, sentences: Sequence[str], limit: int) -> list[str]:
@@ -87,7 +92,7 @@ def tokenize(loaded: LoadedModel, sentences: Sequence[str], max_length: int) -> 
     ordered = sorted(sentences, key=lambda text: (len(text), text))
     parameters = inspect.signature(model.forward).parameters
     is_encoder_decoder = bool(getattr(model.config, "is_encoder_decoder", False))
-    batches, tokens, cut = [], [], 0
+    batches, tokens, longer = [], [], 0
     for start in range(0, len(ordered), batch_size):
         part = ordered[start : start + batch_size]
         encoded = tokenizer(part, return_tensors="pt", padding=batch_size > 1, truncation=True, max_length=limit)
@@ -96,7 +101,7 @@ def tokenize(loaded: LoadedModel, sentences: Sequence[str], max_length: int) -> 
             expected = model.main_input_name if isinstance(model.main_input_name, str) else "other inputs"
             raise DataError(f"{type(model).__name__} reads {expected}, not text; give it inputs with --example")
         _check_token_ids(model, batch["input_ids"])
-        cut += sum(bool(each.overflowing) for each in encoded.encodings or [])  # slow tokenizers have no encodings
+        longer += sum(bool(each.overflowing) for each in encoded.encodings or [])  # slow tokenizers have no encodings
         mask = encoded.get("attention_mask", torch.ones_like(batch["input_ids"]))
         tokens += [
             tokenizer.convert_ids_to_tokens(ids[real.bool()].tolist())
@@ -107,7 +112,7 @@ def tokenize(loaded: LoadedModel, sentences: Sequence[str], max_length: int) -> 
             if "decoder_attention_mask" in parameters and "attention_mask" in batch:
                 batch["decoder_attention_mask"] = batch["attention_mask"]
         batches.append(batch)
-    return TokenizedText(batches, tokens, is_encoder_decoder, limit, cut)
+    return TokenizedText(batches, tokens, is_encoder_decoder, limit, longer)
 
 
 def example_inputs(path: str, model: nn.Module) -> Any:

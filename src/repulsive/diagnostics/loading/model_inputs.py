@@ -67,9 +67,8 @@ def model_inputs(
     if sentences:
         text = tokenize(loaded, sentences, length)
         facts = [("Decoder", "read the same sentences as the encoder")] if text.decoder_reads_source else []
-        cut = f"{text.cut} of {len(sentences)} sentences, after {text.limit} tokens" if text.cut else ""
-        facts += [("Cut", cut)] if cut else []
-        return ModelInputs(loaded.model, text.batches, text.tokens, separators=separators, facts=facts, cut=cut)
+        facts += [("Cut", text.cut)] if text.cut else []
+        return ModelInputs(loaded.model, text.batches, text.tokens, separators=separators, facts=facts, cut=text.cut)
     return ModelInputs(loaded.model, [example_inputs(example, loaded.model)] if example else [], separators=separators)
 
 

@@ -86,7 +86,7 @@ def read_json(path: str | Path) -> dict[str, Any]:
     try:
         row = json.loads(Path(path).read_bytes().decode("utf-8-sig"))
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError):  # invalid UTF-8, invalid JSON, or nested too deeply
         raise DataError(f"{path}: is damaged or not JSON; copy the complete file again") from None
     if not isinstance(row, dict):

@@ -76,7 +76,7 @@ def make(first: Path, second: Path, out: Path, *, count: int = 50, seed: int = 0
         write_whole(key, Key.of(sheet, systems, seed).as_json() + "\n")
         write_whole(out, render_sheet(sheet))
     except OSError as error:
-        raise DataError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
+        raise DataError(f"{error.filename or out}: cannot be written ({error.strerror})") from None
     equal = sum(one.left == one.right for one in sheet.shown)
     shown, total = len(sheet.shown), len(pairing.pairs)
     return PageFiles(out, key, systems, shown, total, pairing.only_first, pairing.only_second, equal)

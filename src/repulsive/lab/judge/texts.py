@@ -65,7 +65,7 @@ def read_texts(path: str | Path) -> dict[str, Text]:
     try:
         lines = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n")
     except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     texts: dict[str, Text] = {}
     for number, raw in enumerate(lines, 1):
         if not raw.strip():

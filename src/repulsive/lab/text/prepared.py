@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from repulsive.errors import DataError
+from repulsive.extras import install_command
 from repulsive.lab.text.evidence import check_evidence, count_aspects, unpack_mask
 from repulsive.lab.text.folders import content_errors, read_folder, write_folder
 from repulsive.lab.text.tokens import Ragged, Vocabulary
@@ -255,4 +256,4 @@ def _safetensors() -> ModuleType:
     try:
         return importlib.import_module("safetensors.torch")
     except ImportError:
-        raise DataError("prepared data need the package safetensors: pip install safetensors") from None
+        raise DataError(f"prepared data need the package safetensors: {install_command('train')}") from None

@@ -65,7 +65,8 @@ def _spacy() -> Tokenizer:
         spacy = importlib.import_module("spacy")
     except ImportError:
         raise DataError(
-            "tokenizer 'spacy' needs the package spacy (pip install spacy); 'regex' does not, but its words differ"
+            f"tokenizer 'spacy' needs the package spacy ({install_command('classification')}); 'regex' does not, but "
+            "its words differ"
         ) from None
     rules = spacy.blank("en").tokenizer
     return lambda text: [token.text for token in rules(text) if not token.is_space]

@@ -239,7 +239,7 @@ def test_missing_files_and_folders(tmp_path):
 def test_without_spacy_the_error_says_so_before_anything_is_read(toy, monkeypatch):
     monkeypatch.setitem(sys.modules, "spacy", None)
     write(toy / "raw" / "train.tsv", "damaged")
-    with pytest.raises(DataError, match="pip install spacy"):
+    with pytest.raises(DataError, match=r"pip install -e '\.\[classification\]'"):
         prepare("tsv", toy / "raw", toy / "out")
 
 

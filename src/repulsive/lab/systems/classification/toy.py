@@ -11,7 +11,6 @@ from pathlib import Path
 
 from repulsive.lab.systems.classification.generated import ASPECTS, OPINIONS, SUBJECTS
 
-SIZES = {"train": 600, "dev": 90, "test": 90}
 SIDES = ((1, 2), (-1, -2))  # the positive and the negative opinion scores
 SIZES = {"train": 600, "dev": 90, "test": 90}
 
