@@ -15,7 +15,7 @@ from repulsive.lab.bench import hook_cost, model_cost, rules
 from repulsive.lab.bench.model_cost import CostOptions, measure_model
 from repulsive.lab.bench.presets import PRESETS, Preset, find_preset
 from repulsive.lab.bench.rules import Case
-from repulsive.repulsion.logits.sampler import Hook
+from repulsive.repulsion.logits.module_hook import Hook
 from repulsive.repulsion.logits.samples import Samples
 from tests.lab.bench.tiny_models import TINY, tiny_variant
 

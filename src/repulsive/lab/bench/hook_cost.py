@@ -22,7 +22,7 @@ import torch
 from repulsive.lab.bench.clock import paused_garbage_collection, synchronise
 from repulsive.lab.bench.training_variants import TrainingVariant
 from repulsive.lab.bench.turns import average, over_training
-from repulsive.repulsion.logits.sampler import Hook
+from repulsive.repulsion.logits.module_hook import Hook
 
 AHEAD = 40_000_000  # GPU cycles, about 20 ms: the device waits this long, while the host launches the work of a hook
 

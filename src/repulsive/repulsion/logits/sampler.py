@@ -21,6 +21,7 @@ from repulsive.heads.after_projection import projects_positions
 from repulsive.heads.module_paths import unwrap
 from repulsive.heads.padding import compact, know_arguments, masks_in, name_arguments
 from repulsive.repulsion.cuda_graphs import is_capturing
+from repulsive.repulsion.logits.module_hook import Hook
 from repulsive.repulsion.logits.operators import check_hooks_of_compiled_models, like_compact, register
 from repulsive.repulsion.logits.parameter_tokens import ParameterTokens
 from repulsive.repulsion.logits.pass_masks import PassMasks
@@ -324,28 +325,3 @@ class Sampler:
 
 def _role(part: str) -> str:
     return "q" if part == "q" else "k"  # values come from the same tokens as keys
-
-
-class Hook:
-    """Module hook that calls a method of a sampler. In a copied module the hook does nothing."""
-
-    def __init__(self, sampler: Sampler | None, method: str, *leading: Any) -> None:
-        self.sampler, self.method, self.leading = sampler, method, leading
-
-    def __call__(self, *args: Any) -> None:
-        if self.sampler is not None:
-            getattr(self.sampler, self.method)(*self.leading, *args)
-
-    @property
-    def __name__(self) -> str:
-        """Name that torch.jit.script reads before it compiles a hook, which it cannot do here."""
-        raise AttributeError(
-            "torch.jit.script cannot compile the hooks of space='logits': call handle.remove() first. Copies of the "
-            "model keep these hooks: load their weights into a new model instead"
-        )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
-        return Hook(None, self.method)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Hook, (None, self.method)
