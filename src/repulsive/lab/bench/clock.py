@@ -162,7 +162,7 @@ def _run_threads_on(folder: Path, cores: set[int]) -> None:
 def interleaved(
     variants: Mapping[str, Callable[[], float]], rounds: Mapping[str, int], *, baseline: str
 ) -> dict[str, Ratio]:
-    """Time every variant once a round, in random order, and compare within rounds. The first two rounds do not count.
+    """Time every variant once a round, in random order, and compare within rounds, after `WARM_UP` rounds.
 
     Args:
         variants: name -> function that does its work and returns the seconds it took.
