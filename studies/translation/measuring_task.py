@@ -29,7 +29,7 @@ class MeasuringTranslationTask(TranslationTask):
     """`TranslationTask` whose "dev" lines in `metrics.jsonl` also have numbers about the heads.
 
     `norm` and, with several heads, `cosine` of the weights (`measure_heads`); `entropy`, `largest_logit` and
-    `similarity` of the attention (`measure_attention`).
+    `similarity` of the attention, and `token_cosine` of the encoder (`measure_attention`).
     """
 
     _groups: Sequence[HeadGroup] = ()  # of the one model that is trained
@@ -86,7 +86,9 @@ def probe_of(part: Part, count: int = PROBE) -> tuple[Tensor, Tensor]:
 def measure_attention(measurement: Measurement) -> dict[str, float]:
     """Entropy of attention in nats, largest logit of a head, and cosine between the logits of two heads.
 
-    Means over heads and layers: of all layers, as `entropy`, and of each kind of attention, as `entropy/cross`.
+    Means over heads and layers: of all layers, as `entropy`, and of each kind of attention, as `entropy/cross`. Further
+    `token_cosine`, the mean cosine between the encoder's outputs for two tokens of a sentence. If it is near 1,
+    cross-attention cannot tell tokens apart: all have the same key and the same value.
 
     Args:
         measurement: of the head monitor.
@@ -98,6 +100,7 @@ def measure_attention(measurement: Measurement) -> dict[str, float]:
             values = [x for layer in layers for x in _values(layer, name)]
             if values:
                 metrics[f"{name}/{kind}" if kind else name] = statistics.fmean(values)
+    *_, metrics["token_cosine"] = (layer.tokens for layer in measurement.layers if _kind_of(layer) == "encoder")
     return metrics
 
 

@@ -35,7 +35,12 @@ FIGURES = {  # metric -> title and file name
 }
 OVER_TRAINING = {  # metric -> sentence before its table, and decimals
     "nll": ("NLL of the development set, mean over seeds:", 4),
-    "entropy/cross": ("Entropy of cross-attention in nats, on 16 of its sentence pairs:", 2),
+    "entropy/cross": (
+        "Entropy of cross-attention in nats, on 16 of its sentence pairs; log 30 = 3.401 if it is even:",
+        3,
+    ),
+    "largest_logit/cross": ("Largest logit of cross-attention, mean over heads and layers:", 1),
+    "token_cosine": ("Cosine between the states that the encoder gives to two tokens of a sentence:", 3),
     "norm": ("Norm of a head:", 1),
 }
 AT = (1, 2, 5, 10, 15, 20, 25, 30, 37)  # epochs of the table over training
@@ -87,7 +92,8 @@ def write_tables(records: Records, results: Path) -> None:
     if curves:
         lines += ["## Over training", ""]
         for metric, (title, digits) in OVER_TRAINING.items():
-            lines += [title, "", _over_training(curves, metric, digits), ""]
+            measured = {row: seeds for row, seeds in curves.items() if all(metric in run for run in seeds.values())}
+            lines += [title, "", _over_training(measured, metric, digits), ""] if measured else []
         lines += ["## Heads", "", ATTENTION, _heads(curves), ""]
     print("\n".join(lines), flush=True)
     save(results / f"{NAME}.md", "\n".join(lines).rstrip("\n") + "\n")

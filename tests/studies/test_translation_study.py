@@ -14,6 +14,7 @@ from repulsive.lab.engine.loop import Loop
 from repulsive.lab.engine.progress import Watcher
 from repulsive.lab.engine.result_checksums import with_new_checksum
 from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.systems.translation.attention import Mask
 from repulsive.lab.systems.translation.model import Transformer, TransformerConfig
 from repulsive.lab.text.pieces import BOS
 from repulsive.lab.text.prepared import Prepared
@@ -348,6 +349,20 @@ def test_attention_is_measured_as_the_model_computes_it(script, folder):
     assert -1 <= found["similarity"] <= 1 and found["largest_logit"] > 0
 
 
+def test_tokens_are_compared_after_the_whole_encoder(script):
+    from studies.translation.measuring_task import measure_attention
+
+    torch.manual_seed(0)
+    model = Transformer(TransformerConfig(120, 16, 4, (2, 1), 16)).eval()
+    source = torch.randint(4, 120, (3, 5))
+    states = model.encoder(model.embed(source), Mask()).detach()
+    cosines = [
+        torch.cosine_similarity(tokens[i], tokens[j], dim=0) for tokens in states for i in range(5) for j in range(i)
+    ]
+    found = measure_attention(HeadMonitor(model, every=1, probe=(source, source)).measure())
+    assert found["token_cosine"] == pytest.approx(float(torch.stack(cosines).mean()), rel=1e-4)
+
+
 @pytest.mark.parametrize("packed", ["true", "false"])
 def test_attention_is_logged_at_every_evaluation(script, folder, tmp_path, packed):
     from studies.translation.measuring_task import make_task
@@ -357,5 +372,6 @@ def test_attention_is_logged_at_every_evaluation(script, folder, tmp_path, packe
     Loop(make_task(recipe), recipe, run, Watcher(), "cpu").run()
     lines = [line for line in run.lines() if line["kind"] == "dev"]
     assert len(lines) == 2 and all(line["entropy"] > 0 and "largest_logit/cross" in line for line in lines)
+    assert all(-1 <= line["token_cosine"] <= 1 for line in lines)
     assert lines[0]["entropy"] != lines[1]["entropy"]
     assert run.curve("dev", "largest_logit") == [(line["step"], line["largest_logit"]) for line in lines]
