@@ -197,8 +197,8 @@ def _message(kind: str, layer: LayerMeasurement, heads: tuple[int, ...], value: 
     if kind == "tokens":
         return (
             f"{label}: all tokens of a sequence have been nearly equal after this layer since step {since} (mean "
-            f"cosine {value:.4f}), so later layers cannot distinguish them; consider a lower learning rate or a longer "
-            "warm-up"
+            f"cosine {value:.4f}), so later layers cannot distinguish them; consider a lower learning rate, a longer "
+            "warm-up or, if weights repel each other, space='sphere'"
         )
     return (
         f"{label}: attention contains NaN or infinity since step {since}; load an earlier checkpoint and lower the "
