@@ -42,7 +42,7 @@ def test_experts(tmp_path):
         assert cosine["sphere, ratio 0.3"] < cosine["sphere, ratio 0.03"] < cosine["plain"]
 
 
-def test_each_example_has_a_heading_in_the_documentation():
+def test_each_example_is_in_a_section_of_its_page():
     page = (ROOT / "docs" / "examples.md").read_text()
     sections = page.split("\n## ")[1:]
     for script in EXAMPLES.glob("*.py"):
