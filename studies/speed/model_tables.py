@@ -30,28 +30,25 @@ HEAD = (
 )
 INTRODUCTION = """# What a rule costs in a training step of transformers models
 
-`python -m studies.speed.models --device cuda` measures each model with `repulsive bench --model NAME`, eager or with
-`--compile`: fused AdamW, bf16 autocast, random weights. All rules train the same model in turns; "plain again" compares
-plain turns with plain turns, so its ratio differs from 1 by noise alone. `max-norm` clips, and is compared with plain
-turns that clip. The whole step is compared turn by turn. *By medians* compares an average step of medians, one for each
-kind of step over all turns; it has no interval.
+`python -m studies.speed.models --device cuda` measures each model with `repulsive bench --model NAME`: eager, with
+`--compile`, or with `--compile --cuda-graphs`; fused AdamW, bf16 autocast, random weights. All rules train the same
+model in turns; "plain again" compares plain turns with plain turns, so its ratio differs from 1 by noise alone.
+`max-norm` clips, and is compared with plain turns that clip. The whole step is compared turn by turn. *By medians*
+compares an average step of medians, one for each kind of step over all turns; it has no interval.
 
-Compiled GPT-2 and ViT-B/16 are limited by the device, and their whole steps are precise. The other models are limited
-by the host, which other programs use, too: steps of BERT-base take 18 to 30 ms. There the times inside the hooks of
-`repel` say more. *Host* and *device* are those of an average step of 10,000. If the host is the bottleneck of a model,
-the host's time is the cost of the rule, and otherwise the device's time is. *Larger part* is the larger of the two,
-over the plain step; *bound* is their sum over the plain step, which is the most that a rule can cost. In compiled
-models the hooks of `logits` do not include the sampling of tokens, which is part of the graph.
+Models compiled to CUDA graphs are limited by the device, and their whole steps are precise. The host limits most of the
+other models, and other programs use it, too: steps of BERT-base take 18 to 30 ms there instead of 12. For those the
+times inside the hooks of `repel` say more. *Host* and *device* are those of an average step of 10,000. If the host is
+the bottleneck of a model, the host's time is the cost of the rule, and otherwise the device's time is. *Larger part* is
+the larger of the two, over the plain step; *bound* is their sum over the plain step, which is the most that a rule can
+cost. In compiled models the hooks of `logits` do not include the sampling of tokens, which is part of the graph.
 
-Rows `spos-paper` have noise in the gradient, `spos` and `sgld` after the step of the optimizer, the default. When the
-files of 2026-11-18 were measured, noise after the step was launched with a quarter of the programs it should have with
-12 heads, and took twice as long as before: 0.32 ms of the device instead of 0.15 (BERT-base). This has been corrected,
-and not been measured again.
+Rows `spos-paper` have noise in the gradient, `spos` and `sgld` after the step of the optimizer, the default. In the
+files of 2026-11-18 noise after the step was launched with a quarter of the programs it should have with 12 heads. The
+files of 2026-11-19 were measured after that was corrected: 0.23 ms of the device instead of 0.44 (BERT-base).
 
-Files of 2026-11-18 were measured on one core of the host, and an untimed plain step begins each turn (`--rounds 10
---steps 4`). The older ones begin turns with an idle device, which makes first steps of a turn longer. The eager
-ViT-B/16 was measured again, too, but its file was lost: default 1.0020 (1.0013 to 1.0122), paper 1.0043 (1.0031 to
-1.0385), spos-paper 1.0051 (0.9984 to 1.0227), logits 1.0014 (0.9618 to 1.0394), plain again 0.9999 (0.9985 to 1.0211).
+In the files since 2026-11-18 an untimed plain step begins each turn (`--steps 4`). The older ones begin turns with an
+idle device, which makes first steps of a turn longer.
 """
 
 
