@@ -193,10 +193,27 @@ def check_ablation(found):
 def check_heads(found):
     curves = json.loads((found / "heads.json").read_text())["nll"]
     assert list(curves) == ["MA", "SVGD, as published"]
+    check_models(found)
     for curve in curves.values():
         assert [point["heads"] for point in curve["points"]] == [1, 2, 4]
         assert curve["fit"]["a"] >= 0 and curve["fit"]["b"] >= 0
     assert (found / "heads-nll.svg").exists() and "| SVGD, as published | NLL | 4 |" in (found / "heads.md").read_text()
+
+
+def check_models(found):
+    """Scores and attention of the models behind the curves, for each method and number of heads."""
+    stored = json.loads((found / "heads.json").read_text())
+    points = {label: curve["points"] for label, curve in stored["nll"].items()}
+    assert [(model["method"], model["heads"]) for model in stored["models"]] == [
+        (label, point["heads"]) for label in points for point in points[label]
+    ]
+    for model in stored["models"]:
+        (point,) = (point for point in points[model["method"]] if point["heads"] == model["heads"])
+        assert list(model["nll"].values()) == point["errors"]
+        assert model["norm"]["0"] > 0 and -1 <= model["token_cosine"]["0"] <= 1 and model["entropy/cross"]["0"] > 0
+    plain = stored["models"][0]
+    row = f"| MA | 1 | {plain['bleu']['0']:.1f} | {plain['nll']['0']:.3f} |"
+    assert row in (found / "heads.md").read_text()
 
 
 def check_redundancy(folder, found):
@@ -210,6 +227,10 @@ def check_redundancy(folder, found):
     text = (found / "redundancy.md").read_text()
     small = sum(abs(x) < 0.5 for change in changes["MA"].values() for x in change) / (2 * heads)
     assert f"| MA | 2 | {2 * heads} |" in text and f"| {100 * small:.0f} % |" in text
+    models = json.loads((found / "redundancy-models.json").read_text())
+    assert list(models) == list(changes) and all(list(one["bleu"]) == ["0", "1"] for one in models.values())
+    means = {label: sum(one["nll"].values()) / 2 for label, one in models.items()}
+    assert f"- SVGD minus MA, NLL: {means['SVGD'] - means['MA']:+.3f} [" in text
     curves = json.loads((found / "pruning.json").read_text())
     assert list(curves) == list(changes) and "## pruning" in text and (found / "pruning.svg").is_file()
     for runs in curves.values():
