@@ -280,3 +280,31 @@ def test_the_page_has_the_entropies_of_the_table():
     assert [row[1] for row in rows] == ["plain", "published", "kernel-free", "recommended (sphere)"]
     for row in rows:
         assert f"| {', '.join(row[column] for column in at)} |" in page
+
+
+def test_the_page_of_results_has_the_first_epochs(script):
+    root = Path(__file__).resolve().parents[2] / "results" / "translation"
+    page = (root / "README.md").read_text()
+    runs = script.Records(root / "first_epochs").runs
+    assert len(runs) == 12 and {run["epochs"] for run in runs.values()} == {5}
+    for run in runs.values():
+        test, last = run["parts"]["test"], {name: curve[-1][1] for name, curve in run["curves"].items()}
+        cells = f"{test['bleu']:.1f} | {test['nll']:.3f} | {last['entropy/cross']:.3f} | {last['token_cosine']:.3f}"
+        assert f"| {cells} |" in page
+
+
+def test_the_rows_that_fail_repel_the_values_of_the_encoder(script):
+    """Only the row with a slow start repels them and learns."""
+    runs = script.Records(Path(__file__).resolve().parents[2] / "results" / "translation" / "first_epochs").runs
+    failed = {row for (row, _), run in runs.items() if run["curves"]["token_cosine"][-1][1] > 0.999}
+    repelled = {
+        row
+        for (row, _), run in runs.items()
+        if run["settings"]["method.rule"] == "svgd"
+        and run["settings"]["method.alpha"] != 0
+        and "v" in run["settings"]["method.parts"]
+        and run["settings"]["method.where"] in ("all", "encoder")
+    }
+    assert failed == repelled - {"published-late"} and len(failed) == 5
+    for (row, _), run in runs.items():
+        assert (run["parts"]["test"]["bleu"] < 10) == (row in failed)

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
@@ -253,6 +254,17 @@ def test_pruning_curves_are_compared_over_seeds(script):
     table, _, differences = pruning_lines(curves)
     assert table.splitlines()[2:] == ["| MA | 2 | -4.50 | -40.00 |", "| SVGD | 2 | -2.50 | -30.00 |"]
     assert differences.splitlines()[2] == ("| SVGD minus MA | 2 | +2.00 [+2.00, +2.00] | +10.00 [+10.00, +10.00] |")
+
+
+def test_the_page_of_results_has_the_numbers_of_heads():
+    root = Path(__file__).resolve().parents[2] / "results" / "translation"
+    page = (root / "README.md").read_text()
+    models = json.loads((root / "heads.json").read_text())["models"]
+    for name, label in (("plain", "MA"), ("published", "SVGD, as published")):
+        for metric, title, decimals in (("nll", "NLL", 2), ("bleu", "BLEU", 1)):
+            values = [list(model[metric].values()) for model in models if model["method"] == label]
+            cells = " | ".join(f"{sum(each) / len(each):.{decimals}f}" for each in values)
+            assert f"| {name}: {title} | {cells} |" in page
 
 
 def test_stored_settings_are_used_where_nothing_is_tuned(script, tmp_path):
