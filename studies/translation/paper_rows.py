@@ -47,7 +47,10 @@ GROUPS = (  # rows that train side by side; the first row is the baseline
         _published("late", "alpha warmed up", "method.schedule=warmup"),
     ),
     tuple(_published(part, f"{part} only", f"method.parts={part}") for part in "qkv"),
-    tuple(_published(place, f"{place} only", f"method.where={place}") for place in ("encoder", "decoder", "cross")),
+    (
+        *(_published(place, f"{place} only", f"method.where={place}") for place in ("encoder", "decoder", "cross")),
+        _published("encoder-v", "v of the encoder only", "method.where=encoder", "method.parts=v"),
+    ),
     (
         _published("unsmoothed", "without smoothing", "method.smoothing=0"),
         _published("unrepelled", "smoothing alone", "method.alpha=0"),

@@ -23,8 +23,8 @@ once in each process, which takes half a minute, less if torch's cache is warm; 
 as one CUDA graph. The results so far are in RECORDS, two small files: `answers.npz` and `runs.json.xz`. Runs that are
 complete there are not trained again, even if OUT is empty, so that another machine can go on with the next seed.
 
-`--tables` writes RESULTS/paper_settings.md, .json and .svg from the records. To try the script on a CPU, use prepared
-data of any size:
+`--tables` writes RESULTS/NAME.md, .json and .svg from the records; NAME is paper_settings by default. To try the script
+on a CPU, use prepared data of any size:
 
     python -m studies.translation.paper_settings --tiny --device cpu --data prepared/multi30k --epochs 4 --seeds 2
         --rows plain published --limit 120 --reserve 10 --out trial/runs --records trial/records
@@ -157,6 +157,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/paper_settings"), help="folder of runs")
     parser.add_argument("--records", type=Path, default=Path("results/translation/paper_settings"))
     parser.add_argument("--results", type=Path, default=Path("results/translation"), help="folder of the tables")
+    parser.add_argument("--name", default="paper_settings", help="of the files of the tables, without endings")
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), help="all by default")
     parser.add_argument("--seeds", type=int, default=3, help="numbered from 0")
     parser.add_argument("--together", action="store_true", help="train all rows and seeds side by side")
@@ -172,7 +173,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with errors_in_one_line(parser):
         records = Records(arguments.records)
         if arguments.tables:
-            write_tables(records, arguments.results)
+            write_tables(records, arguments.results, arguments.name)
         else:
             run(arguments, records)
 

@@ -18,7 +18,6 @@ from repulsive.pages.charts import learning_curve
 from repulsive.pages.data.panels import Chart
 from repulsive.safety.markdown import format_table
 
-NAME = "paper_settings"
 SHOWN = {"bleu": 2, "nll": 4, "accuracy": 4}  # metric -> decimals
 HEADS = {  # metric -> title
     "entropy": "entropy (nats)",
@@ -28,10 +27,10 @@ HEADS = {  # metric -> title
     "norm": "norm of a head",
     "ratio": "repulsion / drive",
 }
-FIGURES = {  # metric -> title and file name
-    "nll": ("NLL of the development set", f"{NAME}-nll"),
-    "entropy": ("Entropy of attention, nats", f"{NAME}-entropy"),
-    "largest_logit": ("Largest attention logit, mean over heads", f"{NAME}-logits"),
+FIGURES = {  # metric -> title and end of the file name
+    "nll": ("NLL of the development set", "nll"),
+    "entropy": ("Entropy of attention, nats", "entropy"),
+    "largest_logit": ("Largest attention logit, mean over heads", "logits"),
 }
 OVER_TRAINING = {  # metric -> sentence before its table, and decimals
     "nll": ("NLL of the development set, mean over seeds:", 4),
@@ -79,8 +78,14 @@ def sections_of(records: Records) -> list[Section]:
     return [Section(epochs, by_epochs[epochs]) for epochs in sorted(by_epochs, reverse=True)]
 
 
-def write_tables(records: Records, results: Path) -> None:
-    """Write all tables and figures."""
+def write_tables(records: Records, results: Path, name: str) -> None:
+    """Write all tables and figures.
+
+    Args:
+        records: of the runs.
+        results: folder to write to.
+        name: of the files, without endings.
+    """
     lines, data = ["# Translation at the paper's settings", "", LEAD], []
     for section in sections_of(records):
         text, entry = _section(records, section)
@@ -96,10 +101,10 @@ def write_tables(records: Records, results: Path) -> None:
             lines += [title, "", _over_training(measured, metric, digits), ""] if measured else []
         lines += ["## Heads", "", ATTENTION, _heads(curves), ""]
     print("\n".join(lines), flush=True)
-    save(results / f"{NAME}.md", "\n".join(lines).rstrip("\n") + "\n")
-    means = {row: {name: _mean(list(seeds.values()), name) for name in FIGURES} for row, seeds in curves.items()}
-    save(results / f"{NAME}.json", {"sections": data, "curves": means, "diverged": diverged})
-    write_svgs(_charts(curves), results)
+    save(results / f"{name}.md", "\n".join(lines).rstrip("\n") + "\n")
+    means = {row: {metric: _mean(list(seeds.values()), metric) for metric in FIGURES} for row, seeds in curves.items()}
+    save(results / f"{name}.json", {"sections": data, "curves": means, "diverged": diverged})
+    write_svgs(_charts(curves, name), results)
 
 
 def _section(records: Records, section: Section) -> tuple[list[str], dict[str, Any]]:
@@ -208,7 +213,7 @@ def _heads(curves: Mapping[str, Mapping[int, Curves]]) -> str:
     return format_table(["row", "epoch", *(HEADS[name] for name in shown)], body)
 
 
-def _charts(curves: Mapping[str, Mapping[int, Curves]]) -> list[Chart]:
+def _charts(curves: Mapping[str, Mapping[int, Curves]], name: str) -> list[Chart]:
     """Draw curves over training, and first the difference of the NLL from the first row, seed by seed."""
     charts = []
     if (baseline := next(iter(ROWS))) in curves:
@@ -222,12 +227,12 @@ def _charts(curves: Mapping[str, Mapping[int, Curves]]) -> list[Chart]:
             for row, seeds in curves.items()
         }
         title = f"NLL (dev) minus that of {ROWS[baseline].label}"
-        charts.append(learning_curve(title, {row: runs for row, runs in differences.items() if runs}, NAME))
-    for metric, (title, file) in FIGURES.items():
+        charts.append(learning_curve(title, {row: runs for row, runs in differences.items() if runs}, name))
+    for metric, (title, ending) in FIGURES.items():
         lines = {
             ROWS[row].label: [[(x, y) for x, y in run[metric]] for run in seeds.values() if metric in run]
             for row, seeds in curves.items()
         }
         if lines := {label: runs for label, runs in lines.items() if runs}:
-            charts.append(learning_curve(title, lines, file))
+            charts.append(learning_curve(title, lines, f"{name}-{ending}"))
     return charts

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 from studies.engine import drop_weights
 from studies.output import save, write_svgs
+from studies.translation.end_of_training import LEAD as MODELS
+from studies.translation.end_of_training import SCORES, Metrics, final_metrics, format_metrics
 from studies.translation.finished_rows import FinishedRow
 from torch import Tensor
 
@@ -127,7 +129,7 @@ def _measure_side_by_side(missing: list[Job], jobs: int, end: float) -> None:
 
 
 def write_redundancy(study: Translation, finished: Sequence[FinishedRow], results: Path) -> None:
-    """Write the distribution over heads of the change in accuracy, and the pruning curves."""
+    """Write the distribution over heads of the change in accuracy, the scores of the models, and the pruning curves."""
     changes = {each.row.label: _changes(each) for each in finished}
     if not all(changes.values()):
         print("redundancy: no table, runs have not been measured")
@@ -151,7 +153,8 @@ def write_redundancy(study: Translation, finished: Sequence[FinishedRow], result
             ]
         )
     curves = {each.row.label: _curves(each) for each in finished}
-    lines = ["# redundancy", "", LEAD, format_table(COLUMNS, rows)]
+    models = {each.row.label: final_metrics(each) for each in finished}
+    lines = ["# redundancy", "", LEAD, format_table(COLUMNS, rows), "", "## models", "", MODELS, *_model_lines(models)]
     if all(curves.values()):
         lines += ["", "## pruning", "", PRUNING, *pruning_lines(curves)]
         write_svgs([pruning_chart({k: list(v.values()) for k, v in curves.items()}, "token accuracy")], results)
@@ -160,8 +163,20 @@ def write_redundancy(study: Translation, finished: Sequence[FinishedRow], result
     save(results / "redundancy.md", "\n".join(lines) + "\n")
     data = {label: {str(seed): change.tolist() for seed, change in runs.items()} for label, runs in changes.items()}
     save(results / "redundancy.json", data)
+    save(results / "redundancy-models.json", models)
     by_label = {label: torch.cat(list(runs.values())) for label, runs in changes.items()}
     write_svgs(redundancy_charts(by_label, "change of accuracy, percentage points"), results)
+
+
+def _model_lines(models: Mapping[str, Metrics]) -> list[str]:
+    """Format the scores of all models with all heads, and their differences from those of the first row."""
+    (first, plain), *others = models.items()
+    lines = [format_metrics({(label,): metrics for label, metrics in models.items()}, ("method",)), ""]
+    for label, metrics in others:
+        for name, (title, digits) in SCORES.items():
+            if (compared := over_seeds(metrics[name], plain[name])) is not None:
+                lines.append(f"- {label} minus {first}, {title}: {_interval(compared, 1, digits)}")
+    return lines
 
 
 def pruning_lines(curves: Curves) -> list[str]:

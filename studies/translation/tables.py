@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from studies.engine import dev_results
 from studies.output import list_settings, rows_as_data, save, update_json, write_svgs
+from studies.translation.end_of_training import LEAD, Metrics, final_metrics, format_metrics
 from studies.translation.finished_rows import FinishedRow, finished_rows
 from studies.translation.question import write_question
 from studies.translation.redundancy import write_redundancy
@@ -110,11 +111,11 @@ def _other_comparisons(finished: Sequence[FinishedRow], part: str) -> list[str]:
 
 def write_heads(study: Translation, finished: Sequence[FinishedRow], results: Path) -> None:
     """Write the error against the number of heads, with a fitted curve of the form of the paper's bound."""
-    rows, charts, data = [], [], {}
+    rows, charts, data = [], [], dict[str, Any]()
     for metric, (name, error_of) in ERRORS.items():
         groups: dict[str, list[HeadCount]] = {}
         for each in finished:
-            count = next(iter(each.runs.values())).recipe["model"]["heads"]
+            count = _number_of_heads(each)
             errors = tuple(error_of(run.metrics("test")[metric]) for run in each.runs.values())
             groups.setdefault(each.row.label, []).append(HeadCount(count, errors))
         fits = {label: fit_heads(counts) for label, counts in groups.items() if len(counts) >= 3}
@@ -124,10 +125,19 @@ def write_heads(study: Translation, finished: Sequence[FinishedRow], results: Pa
             rows += [[label, name, str(c.heads), f"{c.mean:.4f}{_interval(c)}"] for c in counts]
             rows += [[label, name, "fit", _formula(fits[label])]] if label in fits else []
     table = format_table(["method", "metric", "heads", "mean [95 % interval]"], rows)
-    print(f"\n{study.task}: heads\n{table}", flush=True)
-    save(results / "heads.md", "\n".join(["# heads", "", "On the test set.", "", table]) + "\n")
+    models: dict[tuple[str, ...], Metrics] = {}
+    for each in sorted(finished, key=lambda each: (each.row.method != BASELINE, _number_of_heads(each))):
+        models[each.row.label, str(_number_of_heads(each))] = final_metrics(each)
+    lines = ["On the test set.", "", table, "", "## models", "", LEAD, format_metrics(models, ("method", "heads"))]
+    print(f"\n{study.task}: heads\n" + "\n".join(lines), flush=True)
+    save(results / "heads.md", "\n".join(["# heads", "", *lines]) + "\n")
+    data["models"] = [{"method": label, "heads": int(count), **each} for (label, count), each in models.items()]
     save(results / "heads.json", data)
     write_svgs(charts, results)
+
+
+def _number_of_heads(each: FinishedRow) -> int:
+    return int(next(iter(each.runs.values())).recipe["model"]["heads"])
 
 
 def _curve(counts: Sequence[HeadCount], fit: HeadFit | None) -> dict[str, Any]:

@@ -79,9 +79,9 @@ def test_runs_have_the_settings_of_the_paper(script, tmp_path):
                 "inverse-sqrt",
             )
             assert (recipe.training.batch, recipe.training.epochs, recipe.packed) == (4096, 37, True)
-            last = row.removeprefix("published-")
-            assert recipe.method.parts == (last if last in ("q", "k", "v") else "qkv")
-            assert recipe.method.where == (last if last in ("encoder", "decoder", "cross") else "all")
+            chosen = set(row.split("-")[1:])
+            assert {recipe.method.parts} == (chosen & {"q", "k", "v"} or {"qkv"})
+            assert {recipe.method.where} == (chosen & {"encoder", "decoder", "cross"} or {"all"})
             # A constant alpha does not depend on the length of the training.
             assert recipe.method.schedule == ("warmup" if row == "published-late" else "constant")
 
@@ -238,6 +238,9 @@ def test_tables_compare_runs_of_equal_length(script, data, trained, capsys):
     assert len(found["curves"]["plain"]["entropy"]) == 3  # the epochs that both seeds have
     for name in ("paper_settings", "paper_settings-nll", "paper_settings-entropy", "paper_settings-logits"):
         assert (results / f"{name}.svg").read_text().startswith("<?xml")
+    script.main(words(data, folder, "--tables", "--name", "other"))
+    for ending in (".md", ".json", ".svg", "-nll.svg", "-entropy.svg", "-logits.svg"):
+        assert (results / f"other{ending}").read_text() == (results / f"paper_settings{ending}").read_text()
 
 
 @pytest.mark.slow
@@ -277,3 +280,31 @@ def test_the_page_has_the_entropies_of_the_table():
     assert [row[1] for row in rows] == ["plain", "published", "kernel-free", "recommended (sphere)"]
     for row in rows:
         assert f"| {', '.join(row[column] for column in at)} |" in page
+
+
+def test_the_page_of_results_has_the_first_epochs(script):
+    root = Path(__file__).resolve().parents[2] / "results" / "translation"
+    page = (root / "README.md").read_text()
+    runs = script.Records(root / "first_epochs").runs
+    assert len(runs) == 12 and {run["epochs"] for run in runs.values()} == {5}
+    for run in runs.values():
+        test, last = run["parts"]["test"], {name: curve[-1][1] for name, curve in run["curves"].items()}
+        cells = f"{test['bleu']:.1f} | {test['nll']:.3f} | {last['entropy/cross']:.3f} | {last['token_cosine']:.3f}"
+        assert f"| {cells} |" in page
+
+
+def test_the_rows_that_fail_repel_the_values_of_the_encoder(script):
+    """Only the row with a slow start repels them and learns."""
+    runs = script.Records(Path(__file__).resolve().parents[2] / "results" / "translation" / "first_epochs").runs
+    failed = {row for (row, _), run in runs.items() if run["curves"]["token_cosine"][-1][1] > 0.999}
+    repelled = {
+        row
+        for (row, _), run in runs.items()
+        if run["settings"]["method.rule"] == "svgd"
+        and run["settings"]["method.alpha"] != 0
+        and "v" in run["settings"]["method.parts"]
+        and run["settings"]["method.where"] in ("all", "encoder")
+    }
+    assert failed == repelled - {"published-late"} and len(failed) == 5
+    for (row, _), run in runs.items():
+        assert (run["parts"]["test"]["bleu"] < 10) == (row in failed)

@@ -2,6 +2,7 @@
 
 import json
 import statistics
+from pathlib import Path
 
 import pytest
 import torch
@@ -193,10 +194,27 @@ def check_ablation(found):
 def check_heads(found):
     curves = json.loads((found / "heads.json").read_text())["nll"]
     assert list(curves) == ["MA", "SVGD, as published"]
+    check_models(found)
     for curve in curves.values():
         assert [point["heads"] for point in curve["points"]] == [1, 2, 4]
         assert curve["fit"]["a"] >= 0 and curve["fit"]["b"] >= 0
     assert (found / "heads-nll.svg").exists() and "| SVGD, as published | NLL | 4 |" in (found / "heads.md").read_text()
+
+
+def check_models(found):
+    """Scores and attention of the models behind the curves, for each method and number of heads."""
+    stored = json.loads((found / "heads.json").read_text())
+    points = {label: curve["points"] for label, curve in stored["nll"].items()}
+    assert [(model["method"], model["heads"]) for model in stored["models"]] == [
+        (label, point["heads"]) for label in points for point in points[label]
+    ]
+    for model in stored["models"]:
+        (point,) = (point for point in points[model["method"]] if point["heads"] == model["heads"])
+        assert list(model["nll"].values()) == point["errors"]
+        assert model["norm"]["0"] > 0 and -1 <= model["token_cosine"]["0"] <= 1 and model["entropy/cross"]["0"] > 0
+    plain = stored["models"][0]
+    row = f"| MA | 1 | {plain['bleu']['0']:.1f} | {plain['nll']['0']:.3f} |"
+    assert row in (found / "heads.md").read_text()
 
 
 def check_redundancy(folder, found):
@@ -210,6 +228,10 @@ def check_redundancy(folder, found):
     text = (found / "redundancy.md").read_text()
     small = sum(abs(x) < 0.5 for change in changes["MA"].values() for x in change) / (2 * heads)
     assert f"| MA | 2 | {2 * heads} |" in text and f"| {100 * small:.0f} % |" in text
+    models = json.loads((found / "redundancy-models.json").read_text())
+    assert list(models) == list(changes) and all(list(one["bleu"]) == ["0", "1"] for one in models.values())
+    means = {label: sum(one["nll"].values()) / 2 for label, one in models.items()}
+    assert f"- SVGD minus MA, NLL: {means['SVGD'] - means['MA']:+.3f} [" in text
     curves = json.loads((found / "pruning.json").read_text())
     assert list(curves) == list(changes) and "## pruning" in text and (found / "pruning.svg").is_file()
     for runs in curves.values():
@@ -232,6 +254,17 @@ def test_pruning_curves_are_compared_over_seeds(script):
     table, _, differences = pruning_lines(curves)
     assert table.splitlines()[2:] == ["| MA | 2 | -4.50 | -40.00 |", "| SVGD | 2 | -2.50 | -30.00 |"]
     assert differences.splitlines()[2] == ("| SVGD minus MA | 2 | +2.00 [+2.00, +2.00] | +10.00 [+10.00, +10.00] |")
+
+
+def test_the_page_of_results_has_the_numbers_of_heads():
+    root = Path(__file__).resolve().parents[2] / "results" / "translation"
+    page = (root / "README.md").read_text()
+    models = json.loads((root / "heads.json").read_text())["models"]
+    for name, label in (("plain", "MA"), ("published", "SVGD, as published")):
+        for metric, title, decimals in (("nll", "NLL", 2), ("bleu", "BLEU", 1)):
+            values = [list(model[metric].values()) for model in models if model["method"] == label]
+            cells = " | ".join(f"{sum(each) / len(each):.{decimals}f}" for each in values)
+            assert f"| {name}: {title} | {cells} |" in page
 
 
 def test_stored_settings_are_used_where_nothing_is_tuned(script, tmp_path):

@@ -128,13 +128,14 @@ class ResultFiles:
         difference = means[0] - means[1]
         return Gain(*(scale * x for x in (difference, difference - half, difference + half)))
 
-    def removals(self, label: str, counts: Callable[[float], bool]) -> Gain:
+    def removed_shares(self, name: str, label: str, counts: Callable[[float], bool]) -> list[float]:
+        """Compute the share of heads whose change in accuracy `counts`, in percent, one for each seed."""
+        seeds = self.read(name)[label]
+        return [100 * statistics.fmean(counts(change) for change in seeds[seed]) for seed in sorted(seeds)]
+
+    def removals(self, name: str, label: str, counts: Callable[[float], bool]) -> Gain:
         """Compute the difference from MA in the share of heads whose change in accuracy `counts`, in points."""
-        changes = self.read("translation/redundancy.json")
-        shares = [
-            [100 * statistics.fmean(counts(change) for change in changes[name][seed]) for seed in sorted(changes[name])]
-            for name in ("MA", label)
-        ]
+        shares = [self.removed_shares(name, method, counts) for method in ("MA", label)]
         differences = [ours - plain for plain, ours in zip(*shares, strict=True)]
         limits = interval(differences)
         assert limits is not None
