@@ -34,6 +34,7 @@ from repulsive.lab.engine.files import read_json
 from repulsive.lab.runs.plan import plan
 from repulsive.lab.systems.registry import make_task
 from repulsive.pages.charts import learning_curve
+from repulsive.particles.named import RuleName
 from repulsive.safety.markdown import format_table
 
 NAME = "encoder_tokens"
@@ -50,23 +51,28 @@ class Row:
 
     Args:
         label: in tables.
-        repels: whether the published rule is attached.
+        rule: name of the rule; None for plain training.
         selection: arguments of `repel` that select heads.
+        longer: factor on the values of the encoder before the first step.
     """
 
     label: str
-    repels: bool = True
+    rule: RuleName | None = "paper"
     selection: Mapping[str, Any] = field(default_factory=dict)
+    longer: float = 1.0
 
 
 ROWS = {
-    "plain": Row("plain", repels=False),
+    "plain": Row("plain", rule=None),
     "published": Row("published"),
     "published-qk": Row("published, q and k only", selection={"parts": "qk"}),
     "published-v": Row("published, v only", selection={"parts": "v"}),
     "published-encoder": Row("published, encoder only", selection={"where": "encoder"}),
+    "published-encoder-v": Row("published, v of the encoder only", selection={"where": "encoder", "parts": "v"}),
     "published-decoder": Row("published, decoder only", selection={"where": "decoder"}),
     "published-cross": Row("published, cross-attention only", selection={"where": "cross"}),
+    "long-v": Row("plain, v of the encoder twice as long at the start", rule=None, longer=2.0),
+    "recommended": Row("recommended (sphere)", rule="recommended"),
 }
 TABLES = {  # measurement -> sentence before its table, and decimals
     "loss": ("Loss of training (label-smoothed), mean over the {every} steps before:", 3),
@@ -98,12 +104,14 @@ def train(row: Row, data: Path, steps: int, every: int) -> Iterator[Point]:
     torch.manual_seed(0)
     model = task.model()
     task.to(torch.device("cpu"))
+    groups = find_heads(model)
+    _lengthen([group for group in groups if (group.where, group.part) == ("encoder", "v")], row.longer)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.98), weight_decay=1e-4)
-    if row.repels:
-        repel(model, optimizer, "paper", verbose=False, **row.selection)
+    if row.rule is not None:
+        repel(model, optimizer, row.rule, verbose=False, **row.selection)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, _rate)
     probe = probe_of(task.parts["dev"])
-    monitor, groups, losses = HeadMonitor(model, every=1, probe=probe, items=PROBE), find_heads(model), list[Tensor]()
+    monitor, losses = HeadMonitor(model, every=1, probe=probe, items=PROBE), list[Tensor]()
     batches = itertools.chain.from_iterable(task.order(epoch) for epoch in itertools.count())
     for step, batch in enumerate(itertools.islice(batches, steps), start=1):
         optimizer.zero_grad()
@@ -121,6 +129,14 @@ def train(row: Row, data: Path, steps: int, every: int) -> Iterator[Point]:
 def _rate(step: int) -> float:
     """The learning rate after a number of steps, as a share of the highest."""
     return min((step + 1) / WARM_UP, math.sqrt(WARM_UP / (step + 1)))
+
+
+@torch.no_grad()
+def _lengthen(groups: list[HeadGroup], factor: float) -> None:
+    """Multiply the weights of heads by a factor."""
+    for heads in (heads for group in groups for heads in group.slices):
+        weight = heads.parameter()
+        heads.put(weight, factor * heads.take(weight))
 
 
 def _norms(groups: list[HeadGroup]) -> dict[str, float]:

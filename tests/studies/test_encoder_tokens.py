@@ -41,6 +41,7 @@ def first_step(script, data, name):
         ("published-qk", {"encoder/qk", "decoder/qk", "cross/qk"}),
         ("published-v", {"encoder/v", "decoder/v", "cross/v"}),
         ("published-encoder", {"encoder/qk", "encoder/v"}),
+        ("published-encoder-v", {"encoder/v"}),
         ("published-decoder", {"decoder/qk", "decoder/v"}),
         ("published-cross", {"cross/qk", "cross/v"}),
     ],
@@ -49,6 +50,14 @@ def test_a_row_repels_what_its_name_says(script, data, row, repelled):
     """In the first step the other heads take the step of plain training."""
     plain, ours = (first_step(script, data, name) for name in ("plain", row))
     assert {name for name in plain if plain[name] != ours[name]} == {f"norm/{name}" for name in repelled}
+
+
+def test_long_values_start_twice_as_long(script, data, monkeypatch):
+    monkeypatch.setattr(script, "LR", 0.0)
+    plain, ours = (first_step(script, data, name) for name in ("plain", "long-v"))
+    assert {name: ours[name] / plain[name] for name in plain} == pytest.approx(
+        {name: 2.0 if name == "norm/encoder/v" else 1.0 for name in plain}
+    )
 
 
 def test_tables_of_finished_rows(script, data, tmp_path, capsys):
