@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 pytest.importorskip("lightning")
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from repulsive import SVGD, OptimizerError, RuleError
+from repulsive import SVGD, OptimizerError, RuleError, SelectionError, find_heads
 from repulsive.integrations.lightning import RepulsiveCallback
 from tests.integrations.training import RULES, encoder, labelled, step_by_hand, weights
 
@@ -158,6 +158,32 @@ def test_attaches_to_each_optimizer_that_owns_heads(tmp_path):
     model = TwoOptimizers()
     make_trainer(quiet(RULES["spos"])).fit(model, data(), ckpt_path=tmp_path / "half.ckpt", weights_only=True)
     assert torch.equal(weights(model), whole)
+
+
+class TwoWithOneHead(TwoOptimizers):
+    """The attention of one encoder, or of both, has a single head."""
+
+    def __init__(self, both: bool) -> None:
+        super().__init__()
+        for net in (self.net, self.other)[: 1 + both]:
+            net.layer = nn.TransformerEncoderLayer(16, 1, 32, dropout=0.0, batch_first=True)
+
+
+def test_one_head_in_all_groups_of_several_optimizers_is_an_error():
+    with pytest.raises(SelectionError, match="6 of 6 groups have one head"):
+        make_trainer(quiet("sphere")).fit(TwoWithOneHead(both=True), data())
+    with pytest.warns(UserWarning, match="3 of 3 groups have one head"):
+        make_trainer(quiet("sphere")).fit(TwoWithOneHead(both=False), data())
+
+
+def test_groups_for_several_optimizers_are_checked_as_in_repel():
+    model = TwoOptimizers()
+    with pytest.raises(SelectionError, match="groups is empty"):
+        make_trainer(quiet("sphere", groups=[])).fit(model, data())
+    with pytest.raises(SelectionError, match=r"write groups=\[group\]"):
+        make_trainer(quiet("sphere", groups=find_heads(model)[0])).fit(model, data())
+    with pytest.raises(SelectionError, match="layers='first' would be ignored, because groups are given"):
+        RepulsiveCallback("sphere", groups=find_heads(model), layers="first")
 
 
 def test_manual_optimisation_refuses_repel_clip_without_max_norm():

@@ -28,7 +28,7 @@ from repulsive.particles.named import RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle, unwrap_optimizer
 from repulsive.repulsion.arguments import RepelSettings
-from repulsive.repulsion.checks import SELECTION
+from repulsive.repulsion.checks import SELECTION, check_apart, check_groups, refuse_single_heads, resolve_rule
 from repulsive.repulsion.trained_groups import parameter_ids
 
 try:
@@ -89,14 +89,23 @@ class RepulsiveCallback(Callback):
         self._check_clipping(trainer, pl_module)
         targets: list[tuple[Any, dict[str, Any]]] = [(optimizer, {}) for optimizer in trainer.optimizers]
         if len(targets) > 1:
-            settings = self._repulsion.settings
-            chosen = {name: settings[name] for name in SELECTION if name in settings}
-            groups = settings.get("groups") or find_heads(pl_module, **chosen)
+            groups = self._groups(pl_module)
             targets = [(optimizer, {"groups": own}) for optimizer, own in _assign(groups, trainer.optimizers)]
         if self._repulsion.settings.get("max_norm") is None:  # `on_before_optimizer_step` implements "repel-clip"
             targets = [(optimizer, {**own, "order": "clip-repel"}) for optimizer, own in targets]
         self._repulsion.begin(pl_module, targets, self._saved, resumed=trainer.ckpt_path is not None)
         self._saved = None
+
+    def _groups(self, pl_module: Any) -> list[HeadGroup]:
+        """Return the groups of all optimizers together; `repel` checks those of one optimizer at a time."""
+        settings = self._repulsion.settings
+        if settings.get("groups") is not None:
+            groups = check_groups(settings["groups"])
+        else:
+            groups = find_heads(pl_module, **{name: settings[name] for name in SELECTION if name in settings})
+            refuse_single_heads(resolve_rule(self._repulsion.rule), groups)
+        check_apart(groups)
+        return groups
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         if self._repulsion.order == "repel-clip":

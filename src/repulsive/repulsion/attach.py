@@ -159,7 +159,9 @@ def repel(
     if not allow_unproved:
         refuse_unproved(model, trained, example_inputs)
     noise_place = choose_noise_place(settings.noise_in, chosen, chain)
-    if alone := checks.single_heads(chosen, trained, given):
+    if not given:
+        checks.refuse_single_heads(chosen, trained)
+    if alone := checks.single_heads(trained):
         warn_user(alone)
     if short := window_warning(noise_place, chosen, trained, inner):
         warn_user(short)

@@ -239,26 +239,26 @@ def check_apart(groups: Sequence[HeadGroup]) -> None:
         )
 
 
-def single_heads(rule: Rule | None, groups: Sequence[HeadGroup], given: bool) -> str | None:
-    """Return a warning about groups with one head; None if there are none.
-
-    Args:
-        rule: the rule, or None.
-        groups: the groups that are trained.
-        given: whether the caller chose the groups, so that one head in each is intended.
+def refuse_single_heads(rule: Rule | None, groups: Sequence[HeadGroup]) -> None:
+    """Check that a rule with an interaction between heads has a group with more than one head.
 
     Raises:
-        SelectionError: all groups that were found have one head, and the rule has an interaction between heads.
+        SelectionError: all groups have one head.
     """
+    text = single_heads(groups)
+    if text and rule is not None and rule.has_interaction and all(group.num_heads == 1 for group in groups):
+        raise SelectionError(
+            f"{text}. Use a model with more heads, or rule=None to train without repulsion; "
+            "if one head is intended, pass groups=find_heads(model)"
+        )
+
+
+def single_heads(groups: Sequence[HeadGroup]) -> str | None:
+    """Return a warning about groups with one head; None if there are none."""
     alone = [group.name for group in groups if group.num_heads == 1]
     if not alone:
         return None
     text = f"{len(alone)} of {len(groups)} groups have one head, which has nothing to be repelled from"
-    if len(alone) == len(groups) and rule is not None and rule.has_interaction and not given:
-        raise SelectionError(
-            f"{text}: {', '.join(alone[:6])}. Use a model with more heads, or rule=None to train without repulsion; "
-            "if one head is intended, pass groups=find_heads(model)"
-        )
     return f"{text}: {', '.join(alone[:6])}"
 
 

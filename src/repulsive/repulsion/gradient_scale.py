@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.trained_groups import entries_with_heads
@@ -58,8 +59,8 @@ def scale_warnings(rule: Rule | None, groups: Sequence[HeadGroup], optimizer: Op
     name, rate = type(optimizer).__name__, _largest(entries, "lr")
     if isinstance(optimizer, torch.optim.SGD):
         yield (
-            f"heads get about {factor:.2g} of their gradient (stepsize {rule.stepsize:g}, {heads} heads), and {name} "
-            f"does not rescale it: with lr={rate:g} they learn as with {rate * factor:.2g}. Choose "
+            f"heads get about {factor:.2g} of their gradient (stepsize {rule.stepsize:g}, {count_of(heads, 'head')}), "
+            f"and {name} does not rescale it: with lr={rate:g} they learn as with {rate * factor:.2g}. Choose "
             f"stepsize={neutral:.3g} to keep the size of gradients, or Adam"
         )
     coupled = [entry for entry in entries if not entry.get("decoupled_weight_decay", False)]
