@@ -1,7 +1,12 @@
 """Numbers that the two pages on logits state are those of the tables they link to."""
 
+import json
+import lzma
 import re
+import statistics
 from pathlib import Path
+
+from repulsive.metrics import student
 
 ROOT = Path(__file__).parents[2]
 PAGE, STUDY = ((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("logits.md", "logits-study.md"))
@@ -91,3 +96,18 @@ def test_effects_of_the_rule_itself_are_those_of_its_study():
         for text, number in zip(page, result, strict=True):
             half = 0.5 * 10.0 ** -len(text.partition(".")[2])
             assert abs(float(text) - float(number)) <= half + 1e-9
+
+
+def test_early_stopping_is_that_of_the_raw_results():
+    with lzma.open(ROOT / "results" / "logits" / "raw" / "tiny-4mb.jsonl.xz", "rt") as file:
+        rows = [json.loads(line) for line in file]
+    lowest = {(row["arm"], row["seed"]): min(row["log"]["dev"]) for row in rows}
+    gains = [lowest["repulsion 0.1", seed] - lowest["plain", seed] for seed in range(5)]
+    low, high = student.interval(gains)
+    assert all(lowest[row["arm"], row["seed"]] in row["log"]["dev"][14:16] for row in rows)
+    assert f"minus plain is {statistics.fmean(gains):+.4f} [{low:+.4f}, {high:+.4f}]" in STUDY
+
+    def order(losses):
+        return sorted({row["arm"] for row in rows}, key=lambda arm: sum(losses[arm, seed] for seed in range(5)))
+
+    assert order(lowest) == order({(row["arm"], row["seed"]): row["loss"] for row in rows})

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from repulsive import Heads
+from repulsive.diagnostics.circuits import circuit_similarity
 from repulsive.diagnostics.hooks.calling import call
 from repulsive.monitoring.recording import HeadRecorder, Pass
 from tests.heads.zoo import build
@@ -81,6 +82,12 @@ def test_bert_against_its_own_attention_weights_and_hidden_states(implementation
         products = functions @ functions.T
         cosine = products / products.diag().sqrt().outer(products.diag().sqrt())
         assert torch.tensor(layer.cosine, dtype=torch.float64) == pytest.approx(cosine, abs=1e-9)
+        with torch.no_grad():
+            values = attention.value(x)[real].unflatten(-1, (4, 8))  # [N, M, d]
+        columns = oracle.encoder.layer[number].attention.output.dense.weight.detach().unflatten(1, (4, 8))
+        writes = torch.stack([(values[:, m] @ columns[:, m].T).flatten() for m in range(4)])  # [M, N d_model]
+        pairs = [float(torch.cosine_similarity(writes[i], writes[j], dim=0)) for i in range(4) for j in range(i)]
+        assert (layer.ov_similarity, layer.ov_largest) == pytest.approx((sum(pairs) / 6, max(pairs)), abs=1e-9)
         written = heads[number][real].square().sum(-1).mean(0)  # [M]
         assert layer.written == pytest.approx((written / written.mean()).sqrt().tolist(), rel=1e-9)
         after, cosines = known.hidden_states[number + 1], []
@@ -255,6 +262,16 @@ def test_other_families_give_finite_numbers(name):
         assert all(map(math.isfinite, values.values()))
         assert {"entropy", "largest_logit", "smallest_write"} <= set(values)
         assert ("similarity" in values) == (name != "additive")
+
+
+@pytest.mark.parametrize("name", ["qwen2, sdpa", "torch packed", "gpt-neox, sdpa", "bart, sdpa", "nanogpt"])
+def test_ov_circuits_are_those_of_the_diagnostics(name):
+    model, batch = build(name)
+    expected = circuit_similarity(model, [batch]).ov
+    layers = measured(model.eval(), batch).layers  # without dropout
+    assert len(layers) == len(expected) > 0
+    for layer, other in zip(layers, expected, strict=True):
+        assert (layer.ov_similarity, layer.ov_largest) == pytest.approx((other.mean, other.largest), abs=1e-5)
 
 
 def test_layers_without_logits_between_tokens_say_so():

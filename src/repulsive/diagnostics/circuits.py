@@ -182,7 +182,7 @@ def circuit_similarity(
         try:
             own = [group for group in groups if module_of(group) == name]
             weight = output_weight(find_attention_layers(model, own, out=out)[0])
-            result.ov.append(_ov(samples, weight))
+            result.ov.append(ov_similarity(samples, weight))
             if draws:
                 across["ov"].append(_ov_features(samples, weight))
         except (HeadLayoutError, RuleError) as error:
@@ -205,7 +205,17 @@ def logit_similarity(samples: QKVSamples) -> Similarity:
     return Similarity(samples.layer.name, "logits", *_cosines(circuits, samples.layer.name, *sequences))
 
 
-def _ov(samples: QKVSamples, weight: Tensor) -> Similarity:
+def ov_similarity(samples: QKVSamples, weight: Tensor) -> Similarity:
+    """Compute the cosines between the OV circuits of the heads of one layer.
+
+    Args:
+        samples: sampled values.
+        weight: the result of `output_weight`, [d_model, M d].
+
+    Raises:
+        HeadLayoutError: the layer does not have its own values.
+        DivergedError: the values or the weight contain NaN or infinity.
+    """
     if "v" not in samples.layer.parts:
         raise HeadLayoutError("the layer does not have its own values")
     values = samples.part("v")

@@ -13,7 +13,10 @@ from torch import nn
 from repulsive import HeadMonitor
 from repulsive.errors import UnknownSetting, did_you_mean
 
-SUMMARY = ("similarity", "similarity_largest", "entropy", "largest_logit", "smallest_write", "tokens")
+SUMMARY = (
+    *("similarity", "similarity_largest", "ov_similarity", "ov_largest"),
+    *("entropy", "largest_logit", "smallest_write", "tokens"),
+)
 
 
 class DeferredMonitor:

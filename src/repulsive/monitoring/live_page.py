@@ -17,6 +17,7 @@ RELOAD_SECONDS = 5
 _CHARTS = {
     "similarity": ("Similarity of attention logits", "Mean cosine over pairs of heads."),
     "similarity_largest": ("Most similar pair of heads", "Cosine of attention logits; 1: duplicates."),
+    "ov_similarity": ("Similarity of OV circuits", "Mean cosine over pairs of heads of what they write."),
     "entropy": ("Entropy of attention", "Mean over heads and queries, in nats."),
     "largest_logit": ("Largest attention logit", "Maximum over heads, queries and keys."),
     "smallest_write": ("Weakest head", "Its write to the residual stream; 1: as large as the layer's typical head."),

@@ -26,6 +26,8 @@ class LayerMeasurement:
             square of that norm over the heads of the layer, [M].
         cosine: cosine between the attention logits of two heads, [M][M].
         tokens: mean cosine between two tokens of an item, after the block that contains the layer.
+        ov_similarity: mean cosine between the OV circuits of two heads.
+        ov_largest: largest cosine between the OV circuits of two heads.
     """
 
     name: str
@@ -35,6 +37,8 @@ class LayerMeasurement:
     written: tuple[float, ...] = ()
     cosine: tuple[tuple[float, ...], ...] = ()
     tokens: float = math.nan
+    ov_similarity: float = math.nan
+    ov_largest: float = math.nan
 
     @property
     def pairs(self) -> list[tuple[int, int, float]]:
@@ -48,6 +52,8 @@ class LayerMeasurement:
         numbers = {
             "similarity": fmean(cosines) if cosines else math.nan,
             "similarity_largest": max(cosines, default=math.nan),
+            "ov_similarity": self.ov_similarity,
+            "ov_largest": self.ov_largest,
             "entropy": fmean(self.entropy) if self.entropy else math.nan,
             "largest_logit": max(self.largest_logit, default=math.nan),
             "smallest_write": min(self.written, default=math.nan),
@@ -62,12 +68,18 @@ class LayerMeasurement:
             "label": self.label,
             **{part: _rounded(getattr(self, part)) for part in _ARRAYS},
             "cosine": [_rounded(row) for row in self.cosine],
-            "tokens": _rounded([self.tokens])[0],
+            **{name: _rounded([getattr(self, name)])[0] for name in _NUMBERS},
         }
 
 
 _ARRAYS = ("entropy", "largest_logit", "written")
-_OVER_LAYERS = {"similarity_largest": max, "largest_logit": max, "smallest_write": min}  # others: mean
+_NUMBERS = ("tokens", "ov_similarity", "ov_largest")
+_OVER_LAYERS = {
+    "similarity_largest": max,
+    "ov_largest": max,
+    "largest_logit": max,
+    "smallest_write": min,
+}  # others: mean
 
 
 @dataclass(frozen=True)
@@ -85,8 +97,8 @@ class Measurement:
     def values(self) -> dict[str, float]:
         """Return the numbers to log: `heads/<quantity>` over all layers and `heads/<layer>/<quantity>`.
 
-        Over layers, `similarity_largest` and `largest_logit` are maxima, `smallest_write` is the minimum, and others
-        are means.
+        Over layers, `similarity_largest`, `ov_largest` and `largest_logit` are maxima, `smallest_write` is the minimum,
+        and others are means.
         """
         columns: dict[str, list[float]] = {}
         by_layer = {}
@@ -118,7 +130,7 @@ def from_json(table: Mapping[str, Any]) -> Measurement:
                 _numbers(each["largest_logit"]),
                 _numbers(each["written"]),
                 tuple(map(_numbers, each["cosine"])),
-                _numbers([each["tokens"]])[0],
+                *_numbers([each.get(name) for name in _NUMBERS]),
             )
             for each in table["layers"]
         )

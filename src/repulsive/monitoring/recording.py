@@ -7,8 +7,8 @@ $$H_h = -\frac1T \sum_t \sum_s a_{hts} \ln a_{hts}, \qquad
   L_h = \max_{t, s} \ell_{hts}, \qquad
   w_h = \sqrt{\tfrac{1}{T} \sum_t |W_h o_{ht}|^2 \Big/ \tfrac{1}{M T} \sum_{h', t} |W_{h'} o_{h't}|^2}.$$
 
-The similarity of logits is that of `diagnostics.circuits`. The similarity of tokens is the mean cosine between two
-tokens of an item after the block that contains the attention layer.
+The similarities of logits and of OV circuits are those of `diagnostics.circuits`. The similarity of tokens is the mean
+cosine between two tokens of an item after the block that contains the attention layer.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.diagnostics.circuits import logit_similarity
+from repulsive.diagnostics.circuits import logit_similarity, ov_similarity
 from repulsive.diagnostics.hooks.attention import recorded_logits
 from repulsive.diagnostics.hooks.attention_layers import (
     AttentionLayer,
@@ -39,7 +39,7 @@ from repulsive.diagnostics.hooks.qkv_sampling import recorded_qkv
 from repulsive.diagnostics.hooks.qkv_torch import hook_torch_logits
 from repulsive.diagnostics.layer_names import short_names
 from repulsive.diagnostics.similarity import token_similarity
-from repulsive.errors import DivergedError, short_message
+from repulsive.errors import DivergedError, HeadLayoutError, short_message
 from repulsive.heads import HeadGroup, find_heads
 from repulsive.heads.module_paths import clean, unwrap
 from repulsive.heads.sharded_tensors import is_sharded
@@ -50,6 +50,7 @@ from repulsive.particles.gram import compute_dtype, full_precision
 
 _QUANTITIES = {
     "similarity": "similarity of attention logits",
+    "ov": "similarity of OV circuits",
     "entropy": "entropy and largest logit",
     "written": "output of heads",
     "tokens": "similarity of tokens",
@@ -106,7 +107,8 @@ class HeadRecorder:
         result = Pass(self, batch, step)
         with ExitStack() as stack:
             stack.enter_context(result.of_layers.recorded(self.layers))
-            sampled = recorded_qkv(result.samples, batch, self.masks, tokens=self.tokens, seed=step, items=self.items)
+            samples = [*result.samples, *result.values.values()]
+            sampled = recorded_qkv(samples, batch, self.masks, tokens=self.tokens, seed=step, items=self.items)
             stack.enter_context(sampled)
             stack.enter_context(recorded_logits(self.layers, result.keep_logits, self.items, result.guard_logits))
             hooked = [layer for layer in self.layers if layer.kind != "torch"]
@@ -156,6 +158,10 @@ class Pass:
         self._sums = {layer.name: _Sums() for layer in recorder.layers}
         scored = [replace(layer, parts={p: layer.parts[p] for p in "qk"}) for layer in recorder.qkv.values()]
         self.samples = [QKVSamples(layer) for layer in scored]
+        # Apart from q and k, so that logits are also measured in layers whose values cannot be.
+        written = [layer.name for layer in recorder.layers if layer.projection]
+        valued = {name: layer for name, layer in recorder.qkv.items() if name in written and "v" in layer.parts}
+        self.values = {name: QKVSamples(replace(x, parts={"v": x.parts["v"]})) for name, x in valued.items()}
 
     # -- hooks --------------------------------------------------------------------------------------------------
 
@@ -212,7 +218,7 @@ class Pass:
     @torch.no_grad()
     def finish(self) -> Measurement:
         """Compute the measurement, after the pass."""
-        check_recorded(self.samples)
+        check_recorded([*self.samples, *self.values.values()])
         cosines = self._cosines()
         layers = []
         for layer in self._recorder.layers:
@@ -230,6 +236,7 @@ class Pass:
                     self._written(layer, sums.moments),
                     cosines.get(layer.name, ()),
                     sum(sums.tokens) / len(sums.tokens) if sums.tokens else math.nan,
+                    *self._ov(layer),
                 )
             )
         return Measurement(self.step, tuple(layers))
@@ -250,6 +257,22 @@ class Pass:
                 self._recorder.not_measured.setdefault((name, "similarity"), short_message(error))
         return cosines
 
+    def _ov(self, layer: AttentionLayer) -> tuple[float, float]:
+        """Compute the mean and the largest cosine between the OV circuits of two heads."""
+        unknown = math.nan, math.nan
+        samples = self.values.get(layer.name)
+        if samples is None:
+            return unknown
+        with self._guard(layer, "ov"):
+            if samples.problem:
+                raise HeadLayoutError(samples.problem)
+            try:
+                similarity = ov_similarity(samples, _whole_output_weight(layer))
+            except DivergedError:
+                return unknown  # the largest logit shows it
+            return similarity.mean, similarity.largest
+        return unknown
+
     def _written(self, layer: AttentionLayer, moments: Sequence[Tensor]) -> tuple[float, ...]:
         """Compute the norm of each head's write, relative to the layer, [M]."""
         if not moments:
@@ -257,9 +280,7 @@ class Pass:
         with self._guard(layer, "written"):
             moment = torch.stack(list(moments)).mean(0)  # [M, d, d]
             if layer.projection:
-                weight = output_weight(layer)  # [d_model, M d]
-                if is_sharded(weight):
-                    raise TypeError("the output projection is sharded")
+                weight = _whole_output_weight(layer)  # [d_model, M d]
                 weight = weight.to(moment).unflatten(-1, moment.shape[:2]).transpose(0, 1)  # [M, d_model, d]
                 with full_precision(moment.device):
                     power = (weight.mT @ weight * moment).sum((-2, -1)).clamp(min=0)  # [M]
@@ -302,6 +323,13 @@ def _without_logits(layer: AttentionLayer) -> str:
     if layer.kind == "torch" and (layer.attention.bias_k is not None or layer.attention.add_zero_attn):
         return "bias_k or add_zero_attn adds keys that are not tokens"
     return ""
+
+
+def _whole_output_weight(layer: AttentionLayer) -> Tensor:
+    weight = output_weight(layer)  # [d_model, M d]
+    if is_sharded(weight):
+        raise TypeError("the output projection is sharded")
+    return weight
 
 
 def _values(result: Any) -> Iterator[Any]:

@@ -53,6 +53,30 @@ def test_a_causal_mask_of_torchs_encoder_is_not_padding(kind):
     assert [float(samples[0, part].weights.sum()) for part in "qk"] == [36, 36]
 
 
+class Wrapper(nn.Module):
+    """An encoder whose argument `mask` is True for padding, unlike that of most models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.encoder(x, src_key_padding_mask=mask)
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_the_padding_mask_of_a_layer_overrules_that_of_the_model(is_compiled):
+    model, x = Wrapper(), torch.randn(2, 3, 8)
+    handle = repel(model, torch.optim.AdamW(model.parameters()), SVGD(space="logits"), verbose=False)
+    (torch.compile(model, backend="aot_eager") if is_compiled else model)(x, ~MASK).sum().backward()
+    samples = handle._logits.sampler.samples
+    for part in "qk":
+        sample = samples[0, part]
+        real = sample.weights.bool()
+        assert torch.equal(sample.inputs[0][real], x[MASK])
+
+
 @pytest.mark.parametrize("length", [5, 6])
 @pytest.mark.parametrize("match", [None, "*decoder*SelfAttention*"])
 def test_padding_of_the_encoder_does_not_apply_to_the_decoder(length, match):

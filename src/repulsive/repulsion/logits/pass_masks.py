@@ -59,6 +59,9 @@ class PassMasks:
     def real_tokens(self, masks: dict[str, Tensor], shape: tuple[int, int], layer: int, role: str) -> Tensor | None:
         """Find the tokens that are not padding, from the masks of the model or else of the layer.
 
+        A layer's `key_padding_mask` comes first: its name says that True is padding. A wrapper of torch's encoder may
+        pass the same tensor on from an argument `mask`, whose name does not.
+
         Args:
             masks: those of the layer.
             shape: (B, T) of the tokens.
@@ -66,7 +69,8 @@ class PassMasks:
             role: "q" or "k", for queries or keys; values come from the same tokens as keys.
         """
         where = self._layers[layer].where
-        for some, of_source in ((self.of_model, self._has_source), (masks, False)):
+        sources = [(self.of_model, self._has_source), (masks, False)]
+        for some, of_source in reversed(sources) if "key_padding_mask" in masks else sources:
             if some and (valid := self.valid_tokens(some, shape, layer, role, of_source)) is not None:
                 if where == "decoder" and not torch.compiler.is_compiling():
                     self._decoder = valid
