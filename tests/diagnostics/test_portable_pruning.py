@@ -149,7 +149,7 @@ def test_generation_is_that_of_the_ablated_model_with_and_without_cache():
         assert torch.equal(smaller.generate(**inputs, **settings, use_cache=cache), expected)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_the_smaller_model_is_on_the_device_of_the_whole_one():
     model = build("LlamaForCausalLM", *PORTABLE["LlamaForCausalLM"]).cuda()
     inputs = {name: value.cuda() for name, value in inputs_of(model).items()}

@@ -45,7 +45,7 @@ def test_tokens_of_a_graph_are_kept_for_its_replays(monkeypatch):
     assert all(handle._logits.sampler.samples[key] is not sample for key, sample in tokens.items())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 def test_a_captured_pass_equals_an_eager_one(monkeypatch):
     original = token_positions.choose
     monkeypatch.setattr(samples_module, "choose", lambda *args, **kw: original(*args, **{**kw, "step": None}))

@@ -223,7 +223,7 @@ def torch_encoder(device: str):
     return model, optimizer, repel(model, optimizer, RULE, verbose=False)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("kind", [RULE, SVGD(alpha="auto", space="logits", tokens=32, every=3), "torch"])
 def test_no_step_waits_for_the_gpu(kind):
     model, optimizer, _ = torch_encoder("cuda") if kind == "torch" else deep(3, kind, "cuda")
