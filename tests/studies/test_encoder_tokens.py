@@ -1,6 +1,7 @@
 """A narrow translator trained with parts of the published rule, at toy size."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,15 @@ def test_tables_of_finished_rows(script, data, tmp_path, capsys):
     lines = [line for line in printed.splitlines() if line.startswith("| plain")]
     assert lines[1] == f"| plain |  | {points[0]['token_cosine']:.3f} |"
     assert (tmp_path / "results" / "encoder_tokens-token_cosine.svg").is_file()
+
+
+def test_the_page_of_results_has_the_rows_of_the_records(script):
+    results = Path(__file__).resolve().parents[2] / "results" / "translation"
+    page = (results / "README.md").read_text()
+    names = [name for name in script.ROWS if (results / "encoder_tokens" / f"{name}.json").is_file()]
+    assert {"plain", "published", "published-encoder-v", "long-v"} <= set(names)
+    for name in names:
+        points = json.loads((results / "encoder_tokens" / f"{name}.json").read_text())
+        cosines = ", ".join(f"{point['token_cosine']:.3f}" for point in points if point["step"] % 1000 == 0)
+        cells = [script.ROWS[name].label, cosines, f"{points[-1]['entropy/cross']:.2f}"]
+        assert f"| {' | '.join([*cells, format(points[-1]['norm/encoder/v'], '.1f')])} |" in page
