@@ -71,7 +71,7 @@ ROWS = {
     "published-encoder-v": Row("published, v of the encoder only", selection={"where": "encoder", "parts": "v"}),
     "published-decoder": Row("published, decoder only", selection={"where": "decoder"}),
     "published-cross": Row("published, cross-attention only", selection={"where": "cross"}),
-    "long-v": Row("plain, v of the encoder twice as long at the start", rule=None, longer=2.0),
+    "long-v": Row("plain, v of the encoder doubled", rule=None, longer=2.0),
     "recommended": Row("recommended (sphere)", rule="recommended"),
 }
 TABLES = {  # measurement -> sentence before its table, and decimals
