@@ -95,7 +95,7 @@ def repel(
         force_in: "gradient", as published, adds repulsion to the gradient; "step" adds it to the weights after the
             step, with `ratio` times the length of the step, and needs a rule with alpha="auto"; "auto" is "step" for
             such rules under Muon, which amplifies repulsion in the gradient, and "gradient" otherwise.
-        seed: seed of the noise of SPOS and SGLD.
+        seed: seed of the noise of SPOS and SGLD, and of the positions that `space="logits"` samples.
         measure_every: steps between two measurements for `report`; each costs another pass over the gradients. It
             is made in the next step in which the rule acts.
         verbose: None prints one line on stderr, True the table of all groups, False nothing.
