@@ -14,7 +14,7 @@ from repulsive import SPOS, SVGD, CosineLadder, RuleError, repel
 from repulsive.repulsion import Linear, Until
 from repulsive.repulsion.logits.renewal import is_renewed
 from tests.particles.oracle import close, phi
-from tests.repulsion.logits.test_steps import batch, loss_of, make
+from tests.repulsion.logits.small_decoder import batch, loss_of, make
 
 ON_SPHERE = {"alpha": "auto", "ratio": 0.02, "space": "sphere", "smoothing": 0}
 IN_WEIGHTS = {"alpha": 0.3, "smoothing": 0}
