@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from repulsive import Heads
-from tests.repulsion.logits.test_steps import Decoder
+from tests.repulsion.logits.small_decoder import Decoder
 
 IDS = torch.randint(30, (2, 6), generator=torch.Generator().manual_seed(0))
 

@@ -20,7 +20,8 @@ from repulsive.lab.text.pieces import learn
 from tests.fuzz import harness
 from tests.fuzz.damage import DEEP, LONG
 from tests.fuzz.harness import WORKED, Samples, attempt
-from tests.fuzz.readers import SUBJECTS, write_tsv
+from tests.fuzz.raw_files import write_tsv
+from tests.fuzz.readers import SUBJECTS
 
 QUICK = 9  # cases of every reader
 NIGHTLY = 280

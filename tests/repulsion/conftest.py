@@ -48,3 +48,14 @@ def backward() -> Callable[..., torch.Tensor]:
         return loss
 
     return run
+
+
+@pytest.fixture
+def plain_step(backward: Callable[..., torch.Tensor]) -> Callable[..., None]:
+    """Take one training step without closures, scaling or clipping."""
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer, index: int) -> None:
+        backward(model, index)
+        optimizer.step()
+
+    return step

@@ -1,16 +1,13 @@
-"""The effect of one step on the weights, for all layouts and selections; and arguments that are refused."""
+"""The effect of one step on the weights, for all layouts and selections."""
 
-import copy
-import gc
 import warnings
-import weakref
 
 import pytest
 import torch
 from torch import nn
 
-from repulsive import SGLD, SPOS, SVGD, OptimizerError, RuleError, SelectionError, UnsupportedWeights, find_heads, repel
-from repulsive.errors import NoHeadsFound
+from repulsive import SGLD, SVGD, find_heads, repel
+from tests.repulsion.unchanged import weights
 
 RULES = [
     SVGD(),
@@ -19,10 +16,6 @@ RULES = [
     SVGD(kernel="imq", prior="gaussian"),
     SVGD(kernel=lambda x, y: torch.exp(-(x - y).square().sum(-1))),
 ]
-
-
-def weights(model):
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
 def expect_one_sgd_step(model, groups, rule, lr):
@@ -125,26 +118,6 @@ def test_the_default_rule_is_the_recommended_one(make_model, capsys):
     assert "alpha='auto', smoothing=0, space='sphere', ratio=0.01, act_every=4" in capsys.readouterr().err
 
 
-def test_frozen_groups_are_left_out_with_a_warning(make_model, backward):
-    model = make_model()
-    model.stack.layers[0].self_attn.in_proj_weight.requires_grad_(False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match=r"3 of 6 groups .*stack\.layers\.0\.self_attn\.q \(frozen\)"):
-        handle = repel(model, optimizer, verbose=False)
-    assert {group.layer for group in handle.groups} == {1}
-    backward(model)
-    optimizer.step()
-    assert handle.steps == 1
-
-
-def test_parameters_outside_the_optimizer_are_left_out_with_a_warning(make_model):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.stack.layers[1].parameters(), lr=0.1)
-    with pytest.warns(UserWarning, match="not in the optimizer"):
-        handle = repel(model, optimizer, verbose=False)
-    assert {group.layer for group in handle.groups} == {1}
-
-
 def test_tied_layers_are_one_group_and_change_once(make_model, backward):
     model = make_model()
     model.stack.layers[1].self_attn.in_proj_weight = model.stack.layers[0].self_attn.in_proj_weight
@@ -176,122 +149,6 @@ def test_lora_heads_are_in_the_trained_part():
     assert changed and all("lora_" in name for name in changed)
 
 
-def test_quantised_weights_are_refused_by_name(make_model):
-    model = nn.Module()
-    model.q_proj, model.k_proj, model.v_proj = (nn.Linear(8, 8) for _ in range(3))
-    model.num_heads = 2
-    model.q_proj.weight = nn.Parameter(torch.zeros(8, 8, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(UnsupportedWeights, match="q_proj"):
-        repel(model, torch.optim.SGD(model.k_proj.parameters(), lr=0.1), verbose=False)
-
-
-def untouched(optimizer):
-    return not optimizer._optimizer_step_pre_hooks and not optimizer._optimizer_step_post_hooks
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "word"),
-    [
-        ({"parts": "qx"}, SelectionError, "x"),
-        ({"layers": "frist"}, SelectionError, "first"),
-        ({"layers": [7]}, SelectionError, "7"),
-        ({"groups": []}, SelectionError, "empty"),
-        ({"where": "cross"}, SelectionError, "cross"),
-        ({"where": "sideways"}, SelectionError, "sideways"),
-        ({"particle": "atom"}, SelectionError, "atom"),
-        ({"match": "*.nothing"}, SelectionError, "nothing"),
-        ({"rule": "SVGD"}, RuleError, "SVGD"),
-        ({"order": "clip"}, RuleError, "clip-repel"),
-        ({"noise_in": "air"}, RuleError, "parameter"),
-        ({"max_norm": -1.0}, RuleError, "max_norm"),
-        ({"order": "repel-clip"}, RuleError, "without max_norm clips nothing"),
-        ({"measure_every": 0}, RuleError, "measure_every"),
-        ({"rule": SPOS(noise="released"), "noise_in": "parameter"}, RuleError, "released"),
-    ],
-)
-def test_bad_input_changes_nothing(options, error, word, make_model, backward):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = weights(model)
-    with pytest.raises(error, match=word):
-        repel(model, optimizer, **{"verbose": False, **options})
-    assert untouched(optimizer)
-    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
-
-
-def test_an_optimizer_of_another_model_is_refused(make_model):
-    model, other = make_model(), make_model()
-    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    with pytest.raises(OptimizerError, match="none of the selected heads"):
-        repel(model, optimizer, verbose=False)
-    assert untouched(optimizer)
-
-
-def test_frozen_heads_alone_are_refused_with_the_remedy(make_model):
-    model = make_model().requires_grad_(False)
-    with pytest.raises(OptimizerError, match=r"\(frozen\)\. Unfreeze them; with LoRA, .*target_modules"):
-        repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
-
-
-def test_a_class_is_not_a_model():
-    parameters = [nn.Parameter(torch.ones(1))]
-    with pytest.raises(SelectionError, match=r"expected a model, an instance of nn\.Module, got the class Transformer"):
-        repel(nn.TransformerEncoderLayer, torch.optim.SGD(parameters, lr=0.1))
-    with pytest.raises(SelectionError, match=r"an instance of nn\.Module, got an object of type str"):
-        repel("bert-base-uncased", torch.optim.SGD(parameters, lr=0.1))
-
-
-def test_no_attention_is_an_error():
-    model = nn.Linear(4, 4)
-    with pytest.raises(NoHeadsFound, match=r"example_inputs=.*\n.*groups=heads_by_hand\(model"):
-        repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
-
-
-def test_an_object_that_is_not_an_optimizer_is_refused(make_model):
-    with pytest.raises(OptimizerError, match="not a torch optimizer"):
-        repel(make_model(), object(), verbose=False)
-
-
-def test_two_handles_need_different_heads(make_model, backward):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    first = repel(model, optimizer, layers=[0], verbose=False)
-    with pytest.raises(OptimizerError, match="already"):
-        repel(model, optimizer, verbose=False)
-    with pytest.raises(OptimizerError, match="already"):
-        repel(model, optimizer, layers=[0], verbose=False)
-    second = repel(model, optimizer, SGLD(1.0, 0.0), layers=[1], verbose=False)
-    backward(model)
-    optimizer.step()
-    assert (first.steps, second.steps) == (1, 1)
-    first.remove()
-    third = repel(model, optimizer, layers=[0], verbose=False)
-    assert third.attached and not first.attached
-
-
-def test_remove_and_with_leave_no_trace(make_model, backward):
-    model, plain = make_model(), make_model()
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9) for m in (model, plain)]
-    with repel(model, optimizers[0], verbose=False) as handle:
-        backward(model)
-        optimizers[0].step()
-    assert untouched(optimizers[0]) and not handle.attached
-    handle.remove()  # a second call does nothing
-    model.load_state_dict(plain.state_dict())
-    optimizers[0].state.clear()
-    for m, optimizer in zip((model, plain), optimizers, strict=True):
-        backward(m)
-        optimizer.step()
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
-
-
-def test_a_handle_that_never_fired_warns(make_model):
-    model = make_model()
-    handle = repel(model, torch.optim.SGD(model.parameters(), lr=0.1), verbose=False)
-    with pytest.warns(UserWarning, match="never took a step"):
-        handle.remove()
-
-
 def test_wrapped_optimizers_and_models(make_model, backward):
     class Wrapper(torch.optim.Optimizer):
         """Like Accelerate's: a subclass that does not call its parent's constructor."""
@@ -310,19 +167,6 @@ def test_wrapped_optimizers_and_models(make_model, backward):
     backward(model)
     wrapped.step()
     assert handle.steps == 1
-
-
-def test_a_weight_in_two_groups_is_refused(make_model):
-    model, other = make_model(), make_model(1)
-    optimizer = torch.optim.SGD([*model.parameters(), *other.parameters()], lr=0.1)
-    groups = find_heads(model)
-    with pytest.raises(SelectionError, match="share weights"):
-        repel(model, optimizer, groups=[*groups, groups[0]], verbose=False)
-    with pytest.raises(SelectionError, match="share weights"):
-        repel(model, optimizer, groups=[*groups, *find_heads(model, particle="head")], verbose=False)
-    with pytest.raises(SelectionError, match="2 groups have this name"):
-        repel(model, optimizer, groups=[*groups, *find_heads(other)], verbose=False)
-    assert not optimizer._optimizer_step_pre_hooks
 
 
 def test_two_rules_for_the_parts_of_a_packed_projection(make_model, backward):
@@ -366,25 +210,6 @@ def test_the_released_layout_and_bandwidth(make_model, backward):
     assert torch.allclose(found, expected["stack.layers.0.self_attn.in_proj_weight"], rtol=1e-12)
 
 
-def test_nothing_keeps_a_finished_optimizer_alive(make_model, backward):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    repel(model, optimizer, verbose=False)  # only the hooks keep the handle alive
-    backward(model)
-    optimizer.step()
-    watched = weakref.ref(optimizer)
-    del optimizer
-    gc.collect()
-    assert watched() is None
-
-
-def test_a_copied_model_is_another_model(make_model):
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(OptimizerError):
-        repel(copy.deepcopy(model), optimizer, verbose=False)
-
-
 def test_a_compiled_training_step_gives_the_same_weights():
     """The compiled graph breaks at the hooks."""
     found = []
@@ -405,82 +230,3 @@ def test_a_compiled_training_step_gives_the_same_weights():
         assert handle.steps == 4 and handle.report()[0].repulsion > 0
         found.append([p.detach().clone() for p in model.parameters()])
     assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(*found, strict=True))
-
-
-class OddAttention(nn.Module):
-    """Attention of an unknown class with unusual names of projections."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inner_attention = nn.ModuleDict({"one": nn.Linear(8, 8), "two": nn.Linear(8, 8)})
-
-
-def test_attention_that_is_left_out_is_named(capsys):
-    """Known attention, modules that contain it, and layers that were not selected are not named."""
-    model = nn.ModuleDict({"known": nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 2), "odd": OddAttention()})
-    repel(model, torch.optim.SGD(model.parameters(), lr=0.1), layers="first")
-    told = "left out, as their head layout is unknown: odd (OddAttention); example_inputs may help"
-    assert told in capsys.readouterr().err
-    known = model["known"]
-    repel(known, torch.optim.SGD(known.parameters(), lr=0.1), layers="first", particle="head")
-    assert "left out" not in capsys.readouterr().err
-
-
-def test_a_layer_that_shares_the_weights_of_another_is_not_named_as_left_out(capsys):
-    model = nn.ModuleList(nn.MultiheadAttention(8, 2) for _ in range(3))
-    model[2].in_proj_weight = model[0].in_proj_weight
-    repel(model, torch.optim.Adam(model.parameters()))
-    shown = capsys.readouterr().err
-    assert "2 attention layers" in shown and "left out" not in shown
-
-
-def _encoder(layers: int = 2) -> nn.TransformerEncoder:
-    return nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 16, dropout=0.0, batch_first=True), layers)
-
-
-def test_a_removed_handle_changes_nothing():
-    model = _encoder()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle = repel(model, optimizer, verbose=False)
-    model(torch.randn(2, 5, 16)).sum().backward()
-    optimizer.step()
-    handle.remove()
-    with pytest.raises(OptimizerError, match="not attached"):
-        handle.apply()
-
-
-@pytest.mark.parametrize(("first", "second"), [(1.0, None), (None, 1.0), (1.0, 1.0)])
-def test_two_handles_do_not_clip_the_same_gradients(first, second):
-    model = _encoder()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    handle = repel(model, optimizer, layers=[0], max_norm=first, verbose=False)
-    with pytest.raises(OptimizerError, match="each would clip"):
-        repel(model, optimizer, layers=[1], max_norm=second, verbose=False)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        handle.remove()
-    repel(model, optimizer, layers=[1], max_norm=second, verbose=False)
-
-
-def test_the_number_of_cached_updates_is_limited():
-    model = _encoder(6)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    handle = repel(model, optimizer, verbose=False)
-    for number in range(1, 64):  # every subset of six layers
-        optimizer.zero_grad()
-        for index, layer in enumerate(model.layers):
-            if number >> index & 1:
-                layer(torch.randn(2, 3, 16)).square().sum().backward()
-        optimizer.step()
-    assert handle.steps == 63 and len(handle._updates) <= 16
-
-
-@pytest.mark.parametrize("seed", [None, 1.5, "1"])
-def test_a_seed_is_a_whole_number(seed):
-    numpy = pytest.importorskip("numpy")
-    model = _encoder()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(RuleError, match="whole number"):
-        repel(model, optimizer, seed=seed, verbose=False)
-    handle = repel(model, optimizer, seed=numpy.int64(3), layers=numpy.arange(1), verbose=False)
-    assert type(handle.state_dict()["seed"]) is int and {g.layer for g in handle.groups} == {0}

@@ -12,7 +12,7 @@ from repulsive.repulsion.backends.fused import FusedUpdate
 from repulsive.repulsion.backends.inputs import StepInputs
 from repulsive.repulsion.backends.local_update import LocalUpdate, Reduction
 from tests.repulsion import test_fused_modules as modules
-from tests.repulsion.test_fused import DEVICE, GPU, Weights, error, gradients, run
+from tests.repulsion.fused_weights import DEVICE, GPU, Weights, error, gradients, run
 
 has_tuples = pytest.mark.skipif(not launch_settings.has_tuples(), reason="Triton before 3.3 has no tuples")
 

@@ -9,7 +9,7 @@ import triton.language as tl  # noqa: E402
 from repulsive import SVGD  # noqa: E402
 from repulsive.repulsion.backends import launch_settings  # noqa: E402
 from repulsive.repulsion.backends.triton_kernels.products import add_squares, product, split  # noqa: E402
-from tests.repulsion.test_fused import DEVICE, Weights, error, few_programs, run  # noqa: E402, F401
+from tests.repulsion.fused_weights import DEVICE, Weights, error, few_programs, run  # noqa: E402, F401
 
 
 @triton.jit

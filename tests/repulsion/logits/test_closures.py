@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from repulsive import SVGD, repel
-from tests.repulsion.logits.test_steps import Decoder, batch, loss_of
+from tests.repulsion.logits.small_decoder import Decoder, batch, loss_of
 
 
 def train(every: int, steps: int):

@@ -13,7 +13,7 @@ from torch._inductor.fx_passes.post_grad import decompose_auto_functionalized
 from torch._inductor.utils import get_first_incompatible_cudagraph_node
 
 from repulsive import SVGD, repel
-from tests.repulsion.logits.test_steps import RULE, Attention, Decoder, batch, loss_of, make, train
+from tests.repulsion.logits.small_decoder import RULE, Attention, Decoder, batch, loss_of, make, train
 
 EVERY_4 = SVGD(alpha=0.05, space="logits", tokens=64, every=4)
 

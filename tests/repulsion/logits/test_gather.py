@@ -13,7 +13,7 @@ from repulsive import SVGD, repel
 from repulsive.repulsion import head_placement
 from repulsive.repulsion.logits.force import _centred
 from tests.ranks import start_ranks
-from tests.repulsion.logits.test_steps import Decoder, loss_of
+from tests.repulsion.logits.small_decoder import Decoder, loss_of
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="torch without torch.distributed")
 

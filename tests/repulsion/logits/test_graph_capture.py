@@ -7,8 +7,8 @@ from repulsive import SVGD
 from repulsive.repulsion.logits import sampler as sampler_module
 from repulsive.repulsion.logits import samples as samples_module
 from repulsive.repulsion.logits import token_positions
+from tests.repulsion.logits.small_decoder import batch, loss_of
 from tests.repulsion.logits.test_launches import deep
-from tests.repulsion.logits.test_steps import batch, loss_of
 
 RULE = SVGD(alpha=0.05, space="logits", tokens=32, every=1)
 

@@ -10,8 +10,8 @@ from repulsive import SVGD, repel
 from repulsive.repulsion.logits import samples as samples_module
 from repulsive.repulsion.logits.norms import formula_of, stack_formulas
 from repulsive.repulsion.logits.samples import Samples
+from tests.repulsion.logits.small_decoder import Attention, batch, loss_of, make
 from tests.repulsion.logits.test_launches import Operations
-from tests.repulsion.logits.test_steps import Attention, batch, loss_of, make
 
 RULE = SVGD(alpha=0.05, space="logits", tokens=32, every=1)
 

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from repulsive import SVGD, repel
 from repulsive.repulsion.logits import samples as samples_module
-from tests.repulsion.logits.test_steps import Attention, batch, loss_of, make, train
+from tests.repulsion.logits.small_decoder import Attention, batch, loss_of, make, train
 
 RULE = SVGD(alpha=0.05, space="logits", tokens=32, every=3)
 

@@ -1,4 +1,4 @@
-"""Layers that repulsion between logits does not support are named, and layers without tokens are warned about."""
+"""Settings and layers that repulsion between logits refuses by name, and layers without tokens, which warn."""
 
 import warnings
 
@@ -9,7 +9,7 @@ from torch import nn
 from repulsive import SVGD, find_heads, repel
 from repulsive.errors import RuleError
 from tests.repulsion.logits.models import ids, own
-from tests.repulsion.logits.test_steps import RULE, Attention, Decoder, make, train
+from tests.repulsion.logits.small_decoder import RULE, Attention, Decoder, make, train
 
 VALUES = SVGD("heads", 0.05, space="logits", circuits="qk+ov", tokens=64, every=2)
 
@@ -239,7 +239,7 @@ def test_a_layer_in_evaluation_mode_is_named_once():
     assert [str(one.message).partition(". ")[0] for one in caught] == [
         "space='logits': 1 of 2 layers gave no tokens, so their heads were not repelled: layers.0"
     ]
-    assert caught[0].filename.endswith("test_steps.py")  # the line that calls step
+    assert caught[0].filename.endswith("small_decoder.py")  # the line that calls step
 
 
 def test_a_layer_that_the_model_skips_is_named_after_five_steps():
@@ -262,3 +262,27 @@ def test_resuming_with_other_hidden_settings_warns():
             continue
         with pytest.warns(UserWarning, match=f"{name}={value}"):
             handle.load_state_dict(state)
+
+
+def test_impossible_settings_are_refused():
+    with pytest.raises(RuleError, match="tokens of a layer"):
+        RULE.gradient(torch.randn(4, 8), torch.randn(4, 8))
+    with pytest.raises(RuleError, match="smoothing=0\\.5"):
+        SVGD(space="logits", smoothing=0.5)
+    with pytest.raises(RuleError, match="only space='logits'"):
+        SVGD(tokens=64)
+    with pytest.raises(RuleError, match="at least 1"):
+        SVGD(space="logits", every=0)
+    model, optimizer, _ = make(None)
+    with pytest.raises(RuleError, match="moves q and k together"):
+        repel(model, optimizer, RULE, parts="qv", allow_unproved=True)
+    with pytest.raises(RuleError, match="particle"):
+        repel(model, optimizer, RULE, particle="head", allow_unproved=True)
+
+
+def test_additive_attention_is_refused_by_name():
+    from repulsive.lab.systems.classification.model import AdditiveAttention
+
+    model = AdditiveAttention(8, 6, 3)
+    with pytest.raises(RuleError, match="Additive and graph attention"):
+        repel(model, torch.optim.Adam(model.parameters()), RULE)

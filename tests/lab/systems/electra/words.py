@@ -1,7 +1,10 @@
 """A toy corpus that is learned in seconds: all words of a document start with the same syllable."""
 
+import torch
+
 from repulsive.lab.systems.electra.prepare import plan_pretrain
 from repulsive.lab.systems.electra.toy import WORDS, write_corpus, write_vocabulary  # noqa: F401  tests take WORDS from here
+from repulsive.lab.systems.registry import make_task
 from tests.lab.systems import running
 
 RECIPE = """
@@ -34,3 +37,9 @@ def make_data(folder, documents=200, **settings):
     plan_pretrain(corpus, folder / "prepared", vocabulary=vocabulary, **settings).make(jobs=1)
     toml(folder).write_text(RECIPE.format(data=folder / "prepared"))
     return folder
+
+
+def task_and_model(data, *more):
+    task = make_task(recipe(data, *more))
+    torch.manual_seed(0)
+    return task, task.model().eval()

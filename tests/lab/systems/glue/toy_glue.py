@@ -1,12 +1,15 @@
 """GLUE at toy size: tiny files, random weights, learned in seconds."""
 
+import torch
+
 from repulsive.lab.systems.datasets import prepare
-from repulsive.lab.systems.registry import open_recipe
+from repulsive.lab.systems.registry import make_task, open_recipe
 from tests.lab.systems import running
 from tests.lab.systems.glue import glue_files
 
 TINY = ("model.size=tiny", "optimizer.lr=1e-3", "optimizer.clip=1.0", "training.batch=16", "training.log_every=5")
 ALIKE = ("rates.layer_decay=1.0",)  # one rate: random weights have to learn everywhere
+CLS, SEP = glue_files.PIECES.index("[CLS]"), glue_files.PIECES.index("[SEP]")
 
 
 def make_data(folder, *tasks, sizes=(160, 40, 9), **settings):
@@ -24,6 +27,12 @@ def changes(data, task, *more):
 
 def recipe(data, task, *more):
     return open_recipe(f"glue/{task}", changes(data, task, *more))
+
+
+def task_and_model(data, task, *more):
+    made = make_task(recipe(data, task, *more))
+    torch.manual_seed(0)
+    return made, made.model().eval()
 
 
 def train(data, task, folder, *more, watcher=None, device="cpu"):
