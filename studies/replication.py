@@ -4,7 +4,7 @@
     python -m studies.replication --check    # report whether all agree with the results
 
 docs/replication.md shows the main claims, docs/replication-details.md all rows. `repulsive reproduce claims` prints the
-same rows; they are listed in `repulsive.lab.paper.classifier_claims` and `system_claims`.
+same rows; they are listed in `repulsive.lab.paper.classifier_claims`, `method_claims` and `system_claims`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from repulsive.lab.paper import classifier_claims
 from repulsive.lab.paper.all_claims import judge_claims
 from repulsive.lab.paper.claims_report import as_markdown, draw, main_claims
-from repulsive.lab.paper.result_claims import ACCURACY, BLEU, DIST
+from repulsive.lab.paper.result_claims import ACCURACY
 from repulsive.lab.paper.result_files import ResultFiles
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,13 +34,12 @@ def replaced(page: str, text: str) -> str:
 def make_files(docs: Path) -> dict[Path, str]:
     """Make the text of all pages and figures."""
     claims, _ = judge_claims(ResultFiles(RESULTS))
-    main = main_claims(claims)
+    main, classifiers = main_claims(claims), judge_claims(ResultFiles(RESULTS), classifier_claims.ROWS)[0]
     rows = {"replication.md": main, "replication-details.md": claims}
     tables = {name: as_markdown(shown, short=True) for name, shown in rows.items()}
     figures = {
-        "replication.svg": draw(main, (ACCURACY, DIST, BLEU)),  # panels with several claims
         "replication-details.svg": draw(claims),
-        "replication-accuracy.svg": draw(claims, (ACCURACY,)),
+        "replication-accuracy.svg": draw(classifiers, (ACCURACY,)),
     }
     pages = {docs / name: replaced((docs / name).read_text(encoding="utf-8"), text) for name, text in tables.items()}
     return pages | {docs / "pictures" / name: svg for name, svg in figures.items()}

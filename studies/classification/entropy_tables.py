@@ -98,7 +98,7 @@ def entropy_figure(runs: Sequence[Run], arrays: Mapping[str, np.ndarray], kind: 
     """
     labels, seeds = labels_of(runs), {arm: [run["seed"] for run in runs if run["arm"] == arm] for arm in OWN}
     curves = {labels[arm]: entropy_curve(_stored(arrays, arm, each, kind)) for arm, each in seeds.items() if each}
-    return entropy_chart(f"{kind.capitalize()} texts", curves, file=f"entropy-{kind}")
+    return entropy_chart(f"Entropy on {kind} texts", curves, file=f"entropy-{kind}")
 
 
 def entropy_curve(entropies: torch.Tensor) -> EntropyCDF:

@@ -54,13 +54,17 @@ def write_follow_up(
         data[f"heads, {dataset}"] = points
         data[f"best heads, {dataset}"] = best_counts(points["accuracy"], count_errors(own, "accuracy", "dev"))
         lines += [f"## Number of heads: {dataset}", "", *head_lines(own, points), ""]
-        charts += [heads_figure(dataset, own, metric, errors) for metric, errors in points.items()]
+        figures = [heads_figure(dataset, own, metric, errors) for metric, errors in points.items()]
+        lines += _links(figures if with_items else [])
+        charts += figures
     for dataset in dict.fromkeys(run["dataset"] for run in runs if run["stage"] == ENTROPY and "foreign" in run):
         own = [run for run in runs if run["dataset"] == dataset and run["stage"] == ENTROPY and "foreign" in run]
         arrays = load_answers(out / f"answers-{dataset}.npz") if with_items else {}
         data[f"entropy, {dataset}"] = summary = summarize_entropy(own, arrays)
         lines += [f"## Entropy on foreign texts: {dataset}", "", *entropy_lines(own, summary), ""]
-        charts += [entropy_figure(own, arrays, kind) for kind in ("own", "foreign") if arrays]
+        figures = [entropy_figure(own, arrays, kind) for kind in ("own", "foreign") if arrays]
+        lines += _links(figures)
+        charts += figures
     wide = [run for run in runs if run["stage"].startswith("wide")]
     for dataset in dict.fromkeys(run["dataset"] for run in wide):
         own = [run for run in runs if run["dataset"] == dataset]
@@ -71,14 +75,21 @@ def write_follow_up(
         title = "Attention of all heads on reviews of the test set"
         lead = "One model of each method, all trained with the same seed (Figure 1 and appendix D of the paper)."
         write_report(results / RESULT / "maps.html", Content(title, lead, examples=examples))
-        lines += ["## Attention maps", "", f"{RESULT}/maps.html: {len(examples)} reviews.", ""]
+        page = f"[Attention of all heads on {len(examples)} reviews]({RESULT}/maps.html)"
+        lines += ["## Attention maps", "", f"{page}; [the first one as a picture]({RESULT}/attention-1.svg).", ""]
     if with_items and (charts or examples):
         (results / RESULT).mkdir(parents=True, exist_ok=True)
-        write_content_svgs(Content("", charts=charts, examples=examples), results / RESULT)
+        write_content_svgs(Content("", charts=charts, examples=examples[:1]), results / RESULT)
     text = "\n".join(lines)
     save(results / f"{RESULT}.md", text)
     save(results / f"{RESULT}.json", data)
     return text
+
+
+def _links(charts: Sequence[Chart]) -> list[str]:
+    """Link figures in Markdown; empty without figures."""
+    links = [f"[{chart.name[:1].lower()}{chart.name[1:]}]({RESULT}/{chart.file}.svg)" for chart in charts]
+    return [f"Figures: {', '.join(links)}.", ""] if links else []
 
 
 def load_maps(folder: Path, labels: Mapping[str, str]) -> list[Example]:

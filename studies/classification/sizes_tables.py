@@ -29,11 +29,13 @@ SHOWN = {  # metric of a record -> title, digits and factor
     "ece15": ("ECE %", 2, 100),
     "scaled_ece15": ("ECE %, scaled", 2, 100),
     "oe15": ("OE %", 2, 100),
+    "scaled_oe15": ("OE %, scaled", 2, 100),  # older records do not have it
     "overlap": ("overlap", 3, 1),
     "dist": ("Dist", 3, 1),
     "relative_dist": ("relative Dist", 3, 1),
 }
 BY_ITEM = ("accuracy", "nll")  # compared over seeds and items; the others over seeds alone
+PAIRS = (("svgd", "frobenius"), ("spos", "frobenius"), ("cosine-smoothing", "frobenius"), ("spos", "svgd"))
 RESULT = "paper_sizes"
 
 
@@ -77,6 +79,7 @@ def summarize(runs: Sequence[Run], answers: Mapping[str, np.ndarray]) -> dict[st
     """
     arms = [arm for arm in OWN if any(run["arm"] == arm for run in runs)]
     final = {arm: {run["seed"]: run for run in runs if _is(run, arm, FINAL) and "test" in run} for arm in arms}
+    names = [name for name in SHOWN if all(name in run["test"] for run in runs if "test" in run)]
     rows = {}
     for arm in arms:
         done = final[arm]
@@ -85,7 +88,7 @@ def summarize(runs: Sequence[Run], answers: Mapping[str, np.ndarray]) -> dict[st
             first = next(iter(done.values()))
             own = _own_changes(first, arm)
             row |= {"settings": own, "at_edges": FIRST.at_edges(arm, own), "train": first["train"]}
-            row["test"] = {name: _cell([run["test"][name] for run in done.values()]) for name in SHOWN}
+            row["test"] = {name: _cell([run["test"][name] for run in done.values()]) for name in names}
             row["temperature"] = _cell([run["test"]["temperature"] for run in done.values()])
             row["best_epoch"] = _cell([run["best_epoch"] for run in done.values()])
             if arm != BASELINE and final.get(BASELINE):
@@ -95,21 +98,36 @@ def summarize(runs: Sequence[Run], answers: Mapping[str, np.ndarray]) -> dict[st
     stages = dict.fromkeys(run["stage"] for run in runs)
     seconds = {stage: _cell([run["seconds"] for run in runs if run["stage"] == stage]) for stage in stages}
     devices = sorted({run["device"] for run in runs if "device" in run})
-    controls = _controls(runs, final, answers)
-    return {"devices": devices, "runs": len(runs), "seconds": seconds, "arms": rows, "controls": controls}
+    between = {
+        f"{first} minus {second}": _differences((first, second), final[first], final[second], answers)
+        for first, second in PAIRS
+        if final.get(first) and final.get(second)
+    }
+    summary = {"devices": devices, "runs": len(runs), "seconds": seconds, "arms": rows, "between": between}
+    return summary | {"controls": _controls(runs, final, names, answers)}
 
 
 def _controls(
-    runs: Sequence[Run], final: Mapping[str, Mapping[int, Run]], answers: Mapping[str, np.ndarray]
+    runs: Sequence[Run],
+    final: Mapping[str, Mapping[int, Run]],
+    names: Sequence[str],
+    answers: Mapping[str, np.ndarray],
 ) -> dict[str, dict[str, Any]]:
-    """Return control -> its results, its difference from plain attention, and the difference of each arm from it."""
+    """Return control -> its results, its difference from plain attention, and the difference of each arm from it.
+
+    Args:
+        runs: records of one dataset.
+        final: arm -> seed -> run of the stage `final`.
+        names: metrics that all runs have.
+        answers: arrays of `answers-DATASET.npz`.
+    """
     rows = {}
     for name in dict.fromkeys(run["arm"] for run in runs if run["stage"] == CONTROL and "test" in run):
         done = {run["seed"]: run for run in runs if _is(run, name, CONTROL) and "test" in run}
         first = next(iter(done.values()))
         row: dict[str, Any] = {"label": first["label"], "changes": first["changes"], "train": first["train"]}
         row |= {"seeds": sorted(done), "failed": sum("failed" in run for run in runs if _is(run, name, CONTROL))}
-        row["test"] = {metric: _cell([run["test"][metric] for run in done.values()]) for metric in SHOWN}
+        row["test"] = {metric: _cell([run["test"][metric] for run in done.values()]) for metric in names}
         row["best_epoch"] = _cell([run["best_epoch"] for run in done.values()])
         row["against_plain"] = _differences((name, BASELINE), done, final.get(BASELINE, {}), answers)
         arms = [arm for arm in first["control_of"] if arm in final]
@@ -169,6 +187,8 @@ def _differences(
         return {}
     result: dict[str, dict[str, Any]] = {}
     for name in SHOWN:
+        if not all(name in runs[seed]["test"] for seed in seeds for runs in (first, second)):
+            continue
         pairs = [first[seed]["test"][name] - second[seed]["test"][name] for seed in seeds]
         ends = interval(pairs) or (float("nan"), float("nan"))
         result[name] = {"difference": statistics.fmean(pairs), "low": ends[0], "high": ends[1], "over": "seeds"}
@@ -199,18 +219,24 @@ def as_lines(summary: Mapping[str, Any]) -> list[str]:
     if done:
         train = next(iter(done.values()))["train"]
         lines += [f"Test set, mean ± standard deviation over seeds; {train:,} training items.", ""]
-        head = ["method", "seeds", *(title for title, _, _ in SHOWN.values())]
+        names = _names(done)
+        head = ["method", "seeds", *(SHOWN[name][0] for name in names)]
         body = [[row["label"], str(len(row["seeds"])), *_cells(row["test"])] for row in done.values()]
         others = [row for row in done.values() if row.get("against_plain")]
         lines += [format_table(head, body), "", "Difference from plain attention, 95 % confidence interval:", ""]
         lines += [
-            format_table(["method", *head[2:]], [[row["label"], *_intervals(row["against_plain"])] for row in others]),
+            format_table(
+                ["method", *head[2:]], [[row["label"], *_intervals(row["against_plain"], names)] for row in others]
+            ),
             "",
         ]
         by_item = [name for name in BY_ITEM if others and others[0]["against_plain"][name]["over"] != "seeds"]
         titles = " and ".join(SHOWN[name][0].rstrip(" %") for name in by_item)
         paired = f"{titles[:1].upper()}{titles[1:]}: paired by seeds and items. Other columns: by seeds."
         lines += [paired if by_item else "Paired by seeds.", ""]
+        pairs = [[_pair_title(pair, rows), *_intervals(values, names)] for pair, values in summary["between"].items()]
+        if pairs:
+            lines += ["Differences between methods, likewise:", "", format_table(["difference", *head[2:]], pairs), ""]
     lines += ["Settings with the lowest NLL on the development set, mean over the seeds of the stage `refine`:", ""]
     lines += [_setting_line(row) for row in rows.values()]
     return [*lines, *_control_lines(done, summary["controls"])] if summary["controls"] else lines
@@ -223,17 +249,18 @@ def _control_lines(arms: Mapping[str, Any], controls: Mapping[str, Any]) -> list
         arms: rows of the arms that have results.
         controls: rows of the controls.
     """
-    head = ["control", "seeds", *(title for title, _, _ in SHOWN.values())]
+    names = _names(controls)
+    head = ["control", "seeds", *(SHOWN[name][0] for name in names)]
     body = [[row["label"], str(len(row["seeds"])), *_cells(row["test"])] for row in controls.values()]
     lines = ["", "### Controls", "", EXPLANATION, "", format_table(head, body), ""]
     pairs = [
-        [f"{arms[arm]['label']} minus {row['label']}", str(values["nll"]["seeds"]), *_intervals(values)]
+        [f"{arms[arm]['label']} minus {row['label']}", str(values["nll"]["seeds"]), *_intervals(values, names)]
         for row in controls.values()
         for arm, values in row["of"].items()
         if values
     ]
     pairs += [
-        [f"{row['label']} minus {arms[BASELINE]['label']}", str(values["nll"]["seeds"]), *_intervals(values)]
+        [f"{row['label']} minus {arms[BASELINE]['label']}", str(values["nll"]["seeds"]), *_intervals(values, names)]
         for row in controls.values()
         if (values := row["against_plain"])
     ]
@@ -268,17 +295,29 @@ def _sign(differences: Mapping[str, Any], metric: str) -> int:
     return sign if metric == "accuracy" else -sign
 
 
+def _names(rows: Mapping[str, Any]) -> list[str]:
+    """List the metrics that rows have."""
+    return list(next(iter(rows.values()))["test"])
+
+
+def _pair_title(pair: str, rows: Mapping[str, Any]) -> str:
+    """Return "SVGD minus MA + R" for "svgd minus frobenius"."""
+    return " minus ".join(rows[arm]["label"] for arm in pair.split(" minus "))
+
+
 def _cells(test: Mapping[str, Any]) -> list[str]:
     cells = []
-    for name, (_, digits, factor) in SHOWN.items():
+    for name in test:
+        _, digits, factor = SHOWN[name]
         mean, deviation = test[name]["mean"] * factor, test[name]["deviation"]
         cells.append(f"{mean:.{digits}f}" + (f" ± {deviation * factor:.{digits}f}" if deviation is not None else ""))
     return cells
 
 
-def _intervals(differences: Mapping[str, Any]) -> list[str]:
+def _intervals(differences: Mapping[str, Any], names: Sequence[str]) -> list[str]:
     cells = []
-    for name, (_, digits, factor) in SHOWN.items():
+    for name in names:
+        _, digits, factor = SHOWN[name]
         values = differences.get(name)
         if values is None:
             cells.append("")

@@ -9,7 +9,7 @@ from typing import Any
 
 from studies.classification.head_count_tables import ERRORS
 from studies.classification.lean_runs import WIDE_FINAL
-from studies.classification.search_space import OWN, WIDE
+from studies.classification.search_space import BASELINE, OWN, WIDE
 from studies.tuning.choices import FINAL
 from studies.tuning.seed_differences import (
     Run,
@@ -21,6 +21,8 @@ from studies.tuning.space import as_settings
 
 from repulsive.safety.markdown import format_table
 
+SHOWN = (("accuracy", 2, 100), ("nll", 4, 1))  # metric, digits, factor
+
 
 def summarize_wide(runs: Sequence[Run]) -> dict[str, Any]:
     """Return arm -> the choices of both searches, and the test results of the second where it has final runs.
@@ -29,6 +31,7 @@ def summarize_wide(runs: Sequence[Run]) -> dict[str, Any]:
         runs: records of one dataset.
     """
     rows: dict[str, Any] = {}
+    final = {arm: tests for arm in OWN if (tests := _tests(runs, arm, FINAL))}
     for arm in (arm for arm in OWN if any(run["arm"] == arm for run in runs)):
         own = [run for run in runs if run["arm"] == arm]
         row: dict[str, Any] = {"label": labels_of(own)[arm]}
@@ -42,20 +45,25 @@ def summarize_wide(runs: Sequence[Run]) -> dict[str, Any]:
                 row[name] |= {"trial": best, "nll": losses[best], "settings": settings}
         if "settings" in row["wide"]:
             row["wide"]["at_edges"] = WIDE.at_edges(arm, row["wide"]["settings"])
-        finals = {
-            s: {r["seed"]: r["test"] for r in own if r["stage"] == s and "test" in r} for s in (FINAL, WIDE_FINAL)
-        }
-        if finals[WIDE_FINAL]:
-            row["test"] = {
-                metric: difference_of(
-                    *({s: t[metric] for s, t in finals[stage].items()} for stage in (WIDE_FINAL, FINAL))
-                )
-                for metric in ERRORS
-            }
-            row["means"] = {m: statistics.fmean(t[m] for t in finals[WIDE_FINAL].values()) for m in ERRORS}
-            row["seeds"] = sorted(finals[WIDE_FINAL])
+        if tests := _tests(runs, arm, WIDE_FINAL):
+            row["against"] = {other: _differences(tests, found) for other, found in final.items()}
+            row["means"] = {m: statistics.fmean(t[m] for t in tests.values()) for m in ERRORS}
+            row["seeds"] = sorted(tests)
         rows[arm] = row
     return rows
+
+
+def _tests(runs: Sequence[Run], arm: str, stage: str) -> dict[int, Mapping[str, float]]:
+    """Return seed -> results of an arm on the test set."""
+    return {run["seed"]: run["test"] for run in runs if (run["arm"], run["stage"]) == (arm, stage) and "test" in run}
+
+
+def _differences(first: Mapping[int, Mapping[str, float]], second: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
+    """Return metric -> difference over the seeds that both have."""
+    return {
+        metric: difference_of(*({seed: test[metric] for seed, test in tests.items()} for tests in (first, second)))
+        for metric in ERRORS
+    }
 
 
 def _losses(runs: Sequence[Run], stage: str) -> dict[int, float]:
@@ -70,7 +78,7 @@ def _losses(runs: Sequence[Run], stage: str) -> dict[int, float]:
 def wide_lines(rows: Mapping[str, Any]) -> list[str]:
     """Format the table of the wider search."""
     body = []
-    for row in rows.values():
+    for arm, row in rows.items():
         first, wide = row["first"], row["wide"]
         values = as_settings(wide.get("settings", ()))
         edges = f"; near an end: {', '.join(wide['at_edges'])}" if wide.get("at_edges") else ""
@@ -80,15 +88,26 @@ def wide_lines(rows: Mapping[str, Any]) -> list[str]:
                 f"{first['nll']:.4f} ({first['tried']})" if "nll" in first else "",
                 f"{wide['nll']:.4f} ({wide['tried']})" if "nll" in wide else f"({wide['tried']})",
                 ", ".join(f"{key} {value:g}" for key, value in values.items()) + edges,
-                f"{100 * row['means']['accuracy']:.2f} ({len(row['seeds'])})" if "test" in row else "",
-                format_interval(row["test"]["accuracy"], 2, 100) if "test" in row else "",
-                format_interval(row["test"]["nll"], 4, 1) if "test" in row else "",
+                *_final_cells(arm, row),
             ]
         )
     about = (
         "Lowest mean NLL on the development set in each search (number of trials). Arms whose second search found a "
-        "lower one have final runs: test accuracy % (seeds), and differences from the final runs of the first choice, "
-        "with 95 % intervals over seeds."
+        "lower one have final runs: test accuracy % (seeds), and differences from the final runs of the first choice "
+        "and of plain attention, with 95 % intervals over seeds."
     )
     head = ["method", "first", "wide", "settings of wide", "accuracy %", "accuracy % minus first", "NLL minus first"]
+    head.append("accuracy % minus MA")
     return [about, "", format_table(head, body)]
+
+
+def _final_cells(arm: str, row: Mapping[str, Any]) -> list[str]:
+    """Format the results on the test set, empty cells without final runs."""
+    if "against" not in row:
+        return [""] * 4
+    first, plain = row["against"].get(arm), row["against"].get(BASELINE)
+    return [
+        f"{100 * row['means']['accuracy']:.2f} ({len(row['seeds'])})",
+        *(format_interval(first[metric], digits, factor) if first else "" for metric, digits, factor in SHOWN),
+        format_interval(plain["accuracy"], 2, 100) if plain else "",
+    ]

@@ -190,7 +190,7 @@ def test_entropy_and_attention_of_a_run(script, data, tmp_path, monkeypatch):
         "entropy-own",
         "entropy-foreign",
     ]
-    assert [[reading.method for reading in example.readings] for example in content.examples] == [["MA", "SVGD"]] * 6
+    assert [[reading.method for reading in example.readings] for example in content.examples] == [["MA", "SVGD"]]
 
 
 def test_stored_entropies_give_the_curve_of_the_probabilities(script):
@@ -252,4 +252,4 @@ def test_all_parts_run_and_resume(script, data, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     drawn = {path.stem for path in (tmp_path / "follow_up").glob("*.svg")}
     heads = {f"heads-{dataset}-{metric}" for dataset in ("yelp", "age") for metric in ("accuracy", "nll")}
-    assert drawn == heads | {"entropy-own", "entropy-foreign"} | {f"attention-{i}" for i in range(1, 7)}
+    assert drawn == heads | {"entropy-own", "entropy-foreign"} | {"attention-1"}

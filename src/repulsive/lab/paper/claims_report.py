@@ -11,23 +11,40 @@ from typing import Any
 
 from repulsive.lab.engine.files import write_text
 from repulsive.lab.paper.forest_plot import Panel, Row, diamond, dot, draw_panels
-from repulsive.lab.paper.result_claims import ACCURACY, BLEU, DIST, ECE, HEADS, TIME, ResultClaim
+from repulsive.lab.paper.result_claims import (
+    ACCURACY,
+    BLEU,
+    DIST,
+    ECE,
+    ENTROPY,
+    HEADS,
+    OVERLAP,
+    TEXTS,
+    TIME,
+    ResultClaim,
+)
 from repulsive.lab.paper.verdicts import FAILS, HOLDS, UNDECIDED
 from repulsive.safety.markdown import format_table
 from repulsive.terminal.table import Table
 
 ID = "claims"
 TITLES = ("claim", "paper", "ours [95 % CI]", "our data", "verdict", "why")
-UNITS = "Accuracy, ECE, GLUE and shares of heads are in points."
+UNITS = "Accuracy, ECE, OE, GLUE, metrics of texts and shares of heads are in points."
 PANELS = {  # panel -> heading, ends of the axis, distance of ticks
     ACCURACY: ("Accuracy of classifiers, points", (-2.0, 3.0), 1.0),
     DIST: ("Diversity of heads, Dist", (-0.5, 1.5), 0.5),
-    ECE: ("Calibration error (ECE), points: lower is better", (-3.0, 3.0), 1.0),
+    OVERLAP: ("Overlap of heads: lower is better", (-0.1, 0.1), 0.05),
+    ECE: ("Calibration and overconfidence, points: lower is better", (-3.0, 3.0), 1.0),
+    ENTROPY: ("Entropy on texts of another dataset, nats", (-0.1, 0.1), 0.05),
     BLEU: ("BLEU of translations and texts; GLUE, points", (-5.0, 3.0), 1.0),
+    TEXTS: ("Texts about graphs, points", (-40.0, 40.0), 20.0),
     HEADS: ("Share of heads that can be removed, points: lower is better", (-30.0, 20.0), 10.0),
     TIME: ("Step time, percent: lower is better", (-5.0, 15.0), 5.0),
 }
-CAPTIONS = ("Differences from plain attention, with 95 % intervals. Arrows: the", "interval is longer than the axis.")
+CAPTIONS = (
+    "Differences from plain attention, or from what follows the minus sign, with",
+    "95 % intervals. Arrows: the interval is longer than the axis.",
+)
 
 
 def cells(claim: ResultClaim) -> list[str]:
@@ -79,7 +96,7 @@ def as_data(claims: Sequence[ResultClaim]) -> list[dict[str, Any]]:
             "low": claim.ours.low,
             "high": claim.ours.high,
             "p_value": None if math.isnan(claim.ours.p_value) else claim.ours.p_value,  # JSON has no NaN
-            "better": "lower" if claim.lower or claim.is_limit else "higher",
+            "better": "same" if claim.within else "lower" if claim.lower or claim.is_limit else "higher",
             "is_control": claim.is_control,
             "is_main": claim.is_main,
             "data": claim.data,

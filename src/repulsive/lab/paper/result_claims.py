@@ -12,7 +12,9 @@ from repulsive.lab.paper.published import Better, published
 from repulsive.lab.paper.result_files import Gain, ResultFiles
 from repulsive.lab.paper.verdicts import UNDECIDED, decide, decide_limit, on_data
 
-ACCURACY, DIST, ECE, BLEU, HEADS, TIME = "accuracy", "dist", "ece", "bleu", "heads", "time"  # panels of the figure
+# Panels of the figure.
+ACCURACY, DIST, OVERLAP, ECE, ENTROPY = "accuracy", "dist", "overlap", "ece", "entropy"
+BLEU, TEXTS, HEADS, TIME = "bleu", "texts", "heads", "time"
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class ResultClaim:
         other_data: "smaller data", "other data", or "" where the data play no part.
         digits: decimals.
         lower: whether a smaller number is better; the verdict then takes the opposite signs.
+        within: the claim is that the difference lies within this distance of zero; 0 for other claims.
         is_limit: the claim is that our number is at most the paper's.
         is_control: the difference is from a control, not from plain attention that was tuned on its own.
         is_main: a claim of the paper itself; others are controls and variants, which only the detailed page shows.
@@ -45,6 +48,7 @@ class ResultClaim:
     other_data: str = ""
     digits: int = 2
     lower: bool = False
+    within: float = 0.0
     is_limit: bool = False
     is_control: bool = False
     is_main: bool = False
@@ -56,8 +60,9 @@ class ResultClaim:
             return UNDECIDED
         if self.is_limit and self.paper is not None:
             return decide_limit(self.ours.low, self.ours.high, self.paper)
-        better: Better = "lower" if self.lower else "higher"
-        return decide(self.ours.low, self.ours.high, self.paper, better=better, p_value=self.ours.p_value)
+        better: Better = "same" if self.within else "lower" if self.lower else "higher"
+        low, high, p_value = self.ours.low, self.ours.high, self.ours.p_value
+        return decide(low, high, self.paper, better=better, within=self.within, p_value=p_value)
 
     @property
     def verdict(self) -> str:
@@ -74,3 +79,14 @@ def gain_of(table: str, data: str, metric: str, ours: str = "svgd", plain: str =
     if values[1] is None:
         values[1] = published().value("table1", data, plain, metric)
     return None if values[0] is None or values[1] is None else values[0] - values[1]
+
+
+def reason_of(ours: Gain, paper: float | None) -> str:
+    """Return the reason that follows from an interval: what it contains, or how large it is beside the paper's gain."""
+    if ours.low < 0 < ours.high:
+        return (
+            "no significant difference" if paper is None or ours.high < paper else "contains zero and the paper's gain"
+        )
+    if paper is None or paper <= 0 or ours.mean <= 0:
+        return ""
+    return f"{100 * ours.mean / paper:.0f} % of the paper's amount"

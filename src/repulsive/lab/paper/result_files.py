@@ -22,7 +22,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "table2": (*(f"translation/{name}.md" for name in ("multi30k", "tatoeba", "europarl")), "bench/bench-cuda.md"),
     "table3": ("pretraining/glue.md",),
     "table4": ("graphs/agenda.md", "graphs/webnlg.md"),
-    "sgld": (*_SENTENCES, "translation/multi30k.md"),
+    "sgld": (*_SENTENCES, "translation/multi30k.md", "sampling/recipes.md"),
     "priors": _SENTENCES,
     "modules": ("translation/ablation.md",),
     "cosine": (*_SIZES, *_SENTENCES),
@@ -117,9 +117,9 @@ class ResultFiles:
         """Return the difference from the first row that the study computed, paired by seed and item."""
         return _gain(self.row(name, label)["against"][metric], scale)
 
-    def unpaired(self, name: str, label: str, metric: str, scale: float = 1.0) -> Gain:
-        """Compute the difference from MA of two means over seeds, with Welch's interval, if there is no paired one."""
-        first, second = self.row(name, label), self.row(name, "MA")
+    def unpaired(self, name: str, label: str, metric: str, scale: float = 1.0, other: str = "MA") -> Gain:
+        """Compute the difference from `other` of two means over seeds, with Welch's interval."""
+        first, second = self.row(name, label), self.row(name, other)
         counts = [len(each["seeds"]) for each in (first, second)]
         means = [each["cells"][metric]["mean"] for each in (first, second)]
         errors = [each["cells"][metric]["deviation"] ** 2 / n for each, n in zip((first, second), counts, strict=True)]
@@ -164,6 +164,22 @@ class ResultFiles:
         row = summary["controls"][control]["of"][arm] if control else summary["arms"][arm]["against_plain"]
         return _gain(row[metric], _scale(metric))
 
+    def between(self, data: str, arm: str, other: str, metric: str) -> Gain:
+        """Return the difference between two methods at the paper's sizes; accuracy and ECE in points."""
+        return _gain(self.summary(data)["between"][f"{arm} minus {other}"][metric], _scale(metric))
+
+    def wider_search(self, data: str, arm: str, other: str, metric: str) -> Gain:
+        """Return the difference of a method with the best settings of its wider search from another method."""
+        return _gain(self._follow_up(f"wide, {data}")[arm]["against"][other][metric], _scale(metric))
+
+    def wider_seeds(self, data: str, arm: str) -> int:
+        """Return the number of seeds of the final runs of a wider search."""
+        return len(self._follow_up(f"wide, {data}")[arm]["seeds"])
+
+    def foreign_entropy(self, data: str, arm: str) -> Gain:
+        """Return the difference from plain attention in the entropy of predictions on texts of another dataset."""
+        return _gain(self._follow_up(f"entropy, {data}")[arm]["against_plain"]["foreign_entropy"])
+
     def control_minus_plain(self, data: str, control: str, metric: str) -> Gain:
         """Return the difference of a control from plain attention at the paper's sizes; accuracy and ECE in points."""
         return _gain(self.summary(data)["controls"][control]["against_plain"][metric], _scale(metric))
@@ -179,13 +195,17 @@ class ResultFiles:
 
     def best_heads(self, data: str, arm: str) -> tuple[Gain, int, int]:
         """Compare accuracies, each method with its best number of heads: gain, plain attention's number, seeds."""
-        rows = self.read("classification/second_round/follow_up.json")[f"best heads, {data}"]
+        rows = self._follow_up(f"best heads, {data}")
         error = _gain(rows[arm])
         return Gain(-error.mean, -error.high, -error.low), rows["ma"]["heads"], rows[arm]["seeds"]
 
+    def _follow_up(self, part: str) -> dict[str, Any]:
+        rows: dict[str, Any] = self.read("classification/second_round/follow_up.json")[part]
+        return rows
+
 
 def _scale(metric: str) -> float:
-    return 100.0 if metric in ("accuracy", "ece15", "scaled_ece15") else 1.0
+    return 100.0 if metric in ("accuracy", "ece15", "scaled_ece15", "oe15", "scaled_oe15") else 1.0
 
 
 def _gain(compared: dict[str, Any], scale: float = 1.0) -> Gain:
