@@ -1,4 +1,4 @@
-"""Follow-up of `paper_sizes` with the settings that it chose: head counts, more controls, entropy, a wider search.
+"""Follow-up of `paper_sizes` with the settings that it chose: head counts, more controls, entropy, wider searches.
 
     python -m studies.classification.follow_up --data prepared --out runs/paper_sizes --seconds 530
 
@@ -11,6 +11,8 @@ entropy    appendix C.5: models of yelp on texts of age. New seeds, so that accu
            stores attention maps, as in Figure 1 and appendix D
 wide       eight more trials of every arm on age in a wider space; the best point gets final runs if it beats the first
            choice on the development set
+strengths  six strengths of every method, and of `kernel-free`, with plain attention's settings; also on snli, if OUT
+           has its records; see `strengths`
 
 Parts run seed by seed, so that any number of finished runs is balanced. Records, answers and resuming are those of
 `paper_sizes`. `--plan` prints the number of runs and the time that each part needs. `--tables` writes all tables and
@@ -33,6 +35,7 @@ from studies.classification.search_space import BASELINE, FIRST, REPELLED, WIDE
 from studies.classification.sizes_records import Records, store_labels
 from studies.classification.sizes_study import MARGIN, Study
 from studies.classification.sizes_tables import write_tables
+from studies.classification.strengths import strength_jobs
 from studies.tuning.choices import REFINE, REFINE_SEEDS, REFINED, SCREEN_SEEDS, mean_losses, rank_trials
 from studies.tuning.side_by_side import work_folder
 
@@ -161,13 +164,15 @@ PARTS: dict[str, Callable[[Studies], Jobs]] = {
     "controls": other_control_jobs,
     "entropy": entropy_jobs,
     "wide": wide_jobs,
+    "strengths": strength_jobs,
 }
 
 
 def queue(studies: Studies, parts: Sequence[str]) -> Jobs:
     """Yield all known runs without a record, the most urgent first."""
+    followed = {name: study for name, study in studies.items() if name in DATASETS}
     for part in parts:
-        for study, job in PARTS[part](studies):
+        for study, job in PARTS[part](studies if part == "strengths" else followed):
             if job.key not in study.records.runs:
                 yield study, job
 
@@ -183,7 +188,7 @@ def describe_plan(studies: Studies, parts: Sequence[str], jobs: int) -> str:
     lines = []
     for part in parts:
         seconds = [study.expected(job) / MARGIN for study, job in queue(studies, [part])]
-        more = ", and refine and final runs" if part == "wide" else ""
+        more = {"wide": ", and refine and final runs", "strengths": ", and final runs"}.get(part, "")
         lines.append(f"{part}: {len(seconds)} runs{more}, {sum(seconds) / jobs:.0f} s with {jobs} side by side")
     return "\n".join(lines)
 
@@ -197,7 +202,8 @@ def main(words: Sequence[str] | None = None) -> None:
     records = Records(arguments.out)
     if not arguments.tables:
         with work_folder() as work:
-            names = [name for name in DATASETS if name in arguments.datasets]
+            recorded = {run["dataset"] for run in records.runs.values()}
+            names = [name for name in arguments.datasets if name in DATASETS or name in recorded]
             studies = {name: Study(name, arguments, records, work) for name in names}
             for study in studies.values():
                 if not study.has_final:

@@ -21,6 +21,7 @@ from studies.classification.head_count_tables import (
 from studies.classification.lean_runs import ENTROPY, HEADS
 from studies.classification.search_space import OWN
 from studies.classification.sizes_tables import load_answers
+from studies.classification.strengths import STRENGTH, strength_lines, summarize_strengths
 from studies.classification.wide_tables import summarize_wide, wide_lines
 from studies.output import save, write_content_svgs
 from studies.tuning.seed_differences import (
@@ -70,6 +71,10 @@ def write_follow_up(
         own = [run for run in runs if run["dataset"] == dataset]
         data[f"wide, {dataset}"] = rows = summarize_wide(own)
         lines += [f"## Wider search: {dataset}", "", *wide_lines(rows), ""]
+    for dataset in dict.fromkeys(run["dataset"] for run in runs if run["stage"] == STRENGTH):
+        own = [run for run in runs if run["dataset"] == dataset]
+        data[f"strengths, {dataset}"] = rows = summarize_strengths(own)
+        lines += [f"## Strengths at plain attention's settings: {dataset}", "", *strength_lines(rows), ""]
     examples = load_maps(out / "maps", labels_of(runs))
     if examples:
         title = "Attention of all heads on reviews of the test set"

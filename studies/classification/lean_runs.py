@@ -37,8 +37,8 @@ from repulsive.lab.text.batches import Buckets
 from repulsive.metrics import classification as metrics
 
 ANSWERS, MAPS = "answers.npz", "maps.json"
-HEADS, ENTROPY, WIDE_FINAL = "heads", "entropy", "wide final"
-TESTED = (FINAL, CONTROL, HEADS, ENTROPY, WIDE_FINAL)  # the only stages that read the test set
+HEADS, ENTROPY, WIDE_FINAL, STRENGTH_FINAL = "heads", "entropy", "wide final", "strength final"
+TESTED = (FINAL, CONTROL, HEADS, ENTROPY, WIDE_FINAL, STRENGTH_FINAL)  # the only stages that read the test set
 LONGEST = 60  # words of a review whose attention is stored
 NATS = 1 / 64  # resolution of the stored NLL of an item
 ENTROPY_NATS = 1e-4  # resolution of the stored entropy of an item

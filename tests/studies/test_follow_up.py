@@ -72,7 +72,7 @@ def test_parts_follow_each_other_and_seeds_alternate(script, data, tmp_path):
     studies, records = finished(script, data, tmp_path)
     jobs = [job for _, job in script.queue(studies, list(script.PARTS))]
     stages = [job.stage for job in jobs]
-    assert list(dict.fromkeys(stages)) == ["heads", "control", "entropy", "wide screen"]
+    assert list(dict.fromkeys(stages)) == ["heads", "control", "entropy", "wide screen", "strength"]
     assert len({job.key for job in jobs}) == len(jobs)
     heads = [job for job in jobs if job.stage == "heads"]
     assert len(heads) == 2 * 2 * (1 + 3 * 4) and [job.seed for job in heads] == [0] * 26 + [1] * 26
@@ -135,6 +135,42 @@ def test_a_wider_point_gets_final_runs_only_if_it_is_better(script, data, tmp_pa
     row = next(line for line in text.splitlines() if line.startswith("| svgd |"))
     assert "| 0.9000 (4) | 0.8500 (8) |" in row and "| 75.00 (2) | +25.00 [+25.00, +25.00] | +0.2500" in row
     assert next(line for line in text.splitlines() if line.startswith("| ma |")).endswith("|  |  |  |")
+
+
+def test_strengths_at_plain_settings_get_final_runs_only_if_they_are_better(script, data, tmp_path):
+    """Six points of every arm; svgd improves on its first choice, the control has none, and plain attention counts."""
+    from studies.classification.search_space import FIRST, WIDE
+    from studies.tuning.space import as_settings
+
+    studies, records = finished(script, data, tmp_path)
+    jobs = [job for _, job in script.queue({"yelp": studies["yelp"]}, ["strengths"])]
+    arms = [*ARMS, "kernel-free"]
+    assert {job.stage for job in jobs} == {"strength"} and not any(job.reads_test for job in jobs)
+    assert {arm: sum(job.arm == arm for job in jobs) for arm in arms} == dict.fromkeys(arms, 6 * 3)
+    common = as_settings(FIRST.trials("ma", 4)[2])
+    for arm in arms:
+        points = [as_settings(job.changes[-len(WIDE.ranges(arm)) :]) for job in jobs if job.arm == arm][:6]
+        tuned = WIDE.ranges(arm)[3 if arm != "ma" else 2]
+        strengths = [point[tuned.key] for point in points]
+        assert strengths == sorted(set(strengths)) and tuned.low < strengths[0] < strengths[-1] < tuned.high
+        assert all(point[key] == common[key] for point in points for key in common if key != tuned.key)
+        assert arm != "spos" or len({point["method.beta"] for point in points}) == 1
+        method = open_recipe(f"yelp/{arm}", next(job.changes for job in jobs if job.arm == arm)).method
+        assert arm not in ("svgd", "kernel-free") or (method.ratio, method.stepsize) == (strengths[0], 30)
+    for job in jobs:  # the first choice of every arm has 0.9
+        loss = {"svgd": 0.85, "kernel-free": 0.95}.get(job.arm, 0.93) if job.trial == 4 else 1.0
+        records.add(record(job, loss))
+    final = [job for _, job in script.queue({"yelp": studies["yelp"]}, ["strengths"])]
+    assert [(job.stage, job.arm, job.trial, job.seed) for job in final] == [
+        ("strength final", arm, 4, seed) for seed in (0, 1) for arm in ("svgd", "kernel-free")
+    ]
+    assert all(job.reads_test for job in final)
+    for job in final:
+        records.add(record(job, 0.8, test=dict.fromkeys(TEST, 0.75)))
+    text = write(script, records, tmp_path, tmp_path / "results")
+    rows = [line for line in text.partition("## Strengths")[2].splitlines() if line.startswith("| svgd |")]
+    assert ": 0.8500, " in rows[0] and rows[0].endswith("| 0.9000 |")
+    assert rows[1].startswith("| svgd | 2 | 75.00 | 0.7500 |") and "| +25.00 [+25.00, +25.00] |" in rows[1]
 
 
 def write(script, records, out, results, with_items=False):
