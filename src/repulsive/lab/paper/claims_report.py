@@ -76,7 +76,7 @@ def tables(claims: Sequence[ResultClaim], full: bool = False) -> list[Table | st
     """
     shown = [index for index, title in enumerate(TITLES) if full or title not in ("our data", "why")]
     blocks: list[Table | str] = []
-    for title, is_main in (("main claims", True), ("controls and variants", False)):
+    for title, is_main in (("main claims", True), ("other claims, controls and variants", False)):
         chosen = [claim for claim in claims if claim.is_main == is_main]
         if chosen:
             rows = [[cells(claim)[i] for i in shown] for claim in chosen]

@@ -152,7 +152,7 @@ _LADDER = partial(
     method=COSINE,
     other="cosine-regulariser",
     claim="the cosine kernel is more accurate than its penalty",
-    title="cosine - its penalty",
+    title="cosine - penalty",
     table="cosine",
 )
 _WEAK = "only one strength was tried at the chosen settings, a weak one"
