@@ -17,7 +17,7 @@ from studies.classification.lean_runs import STRENGTH_FINAL, Job
 from studies.classification.search_space import BASELINE, COMMON, FIRST, WIDE
 from studies.classification.sizes_study import Study
 from studies.tuning.choices import FINAL, REFINE, REFINE_SEEDS, mean_losses, rank_trials
-from studies.tuning.seed_differences import Run, difference_of, format_interval, labels_of
+from studies.tuning.seed_differences import Run, differences_of, format_interval, labels_of, tests_of
 from studies.tuning.space import as_settings
 
 from repulsive.safety.markdown import format_table
@@ -82,7 +82,7 @@ def summarize_strengths(runs: Sequence[Run]) -> dict[str, Any]:
         runs: records of one dataset.
     """
     rows: dict[str, Any] = {}
-    plain = _tests(runs, BASELINE, STRENGTH_FINAL) or _tests(runs, BASELINE, FINAL)
+    plain = tests_of(runs, BASELINE, STRENGTH_FINAL) or tests_of(runs, BASELINE, FINAL)
     for arm in dict.fromkeys(run["arm"] for run in runs if run["stage"] == STRENGTH):
         own = [run for run in runs if run["arm"] == arm]
         losses = mean_losses([run for run in own if run["stage"] == STRENGTH])
@@ -92,19 +92,12 @@ def summarize_strengths(runs: Sequence[Run]) -> dict[str, Any]:
         row: dict[str, Any] = {"label": labels_of(own)[arm], "key": key, "points": points}
         first = mean_losses([run for run in own if run["stage"] == REFINE])
         row["first"] = min(first.values(), default=math.nan)
-        if tests := _tests(runs, arm, STRENGTH_FINAL):
+        if tests := tests_of(runs, arm, STRENGTH_FINAL):
             row["seeds"] = sorted(tests)
             row["means"] = {metric: statistics.fmean(test[metric] for test in tests.values()) for metric in SHOWN}
-            row["against_plain"] = {
-                metric: difference_of(*({seed: test[metric] for seed, test in each.items()} for each in (tests, plain)))
-                for metric in SHOWN
-            }
+            row["against_plain"] = differences_of(tests, plain, SHOWN)
         rows[arm] = row
     return rows
-
-
-def _tests(runs: Sequence[Run], arm: str, stage: str) -> dict[int, Mapping[str, float]]:
-    return {run["seed"]: run["test"] for run in runs if (run["arm"], run["stage"]) == (arm, stage) and "test" in run}
 
 
 def strength_lines(rows: Mapping[str, Any]) -> list[str]:

@@ -13,9 +13,10 @@ from studies.classification.search_space import BASELINE, OWN, WIDE
 from studies.tuning.choices import FINAL
 from studies.tuning.seed_differences import (
     Run,
-    difference_of,
+    differences_of,
     format_interval,
     labels_of,
+    tests_of,
 )
 from studies.tuning.space import as_settings
 
@@ -31,7 +32,7 @@ def summarize_wide(runs: Sequence[Run]) -> dict[str, Any]:
         runs: records of one dataset.
     """
     rows: dict[str, Any] = {}
-    final = {arm: tests for arm in OWN if (tests := _tests(runs, arm, FINAL))}
+    final = {arm: tests for arm in OWN if (tests := tests_of(runs, arm, FINAL))}
     for arm in (arm for arm in OWN if any(run["arm"] == arm for run in runs)):
         own = [run for run in runs if run["arm"] == arm]
         row: dict[str, Any] = {"label": labels_of(own)[arm]}
@@ -45,25 +46,12 @@ def summarize_wide(runs: Sequence[Run]) -> dict[str, Any]:
                 row[name] |= {"trial": best, "nll": losses[best], "settings": settings}
         if "settings" in row["wide"]:
             row["wide"]["at_edges"] = WIDE.at_edges(arm, row["wide"]["settings"])
-        if tests := _tests(runs, arm, WIDE_FINAL):
-            row["against"] = {other: _differences(tests, found) for other, found in final.items()}
+        if tests := tests_of(runs, arm, WIDE_FINAL):
+            row["against"] = {other: differences_of(tests, found, ERRORS) for other, found in final.items()}
             row["means"] = {m: statistics.fmean(t[m] for t in tests.values()) for m in ERRORS}
             row["seeds"] = sorted(tests)
         rows[arm] = row
     return rows
-
-
-def _tests(runs: Sequence[Run], arm: str, stage: str) -> dict[int, Mapping[str, float]]:
-    """Return seed -> results of an arm on the test set."""
-    return {run["seed"]: run["test"] for run in runs if (run["arm"], run["stage"]) == (arm, stage) and "test" in run}
-
-
-def _differences(first: Mapping[int, Mapping[str, float]], second: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
-    """Return metric -> difference over the seeds that both have."""
-    return {
-        metric: difference_of(*({seed: test[metric] for seed, test in tests.items()} for tests in (first, second)))
-        for metric in ERRORS
-    }
 
 
 def _losses(runs: Sequence[Run], stage: str) -> dict[int, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from repulsive.metrics.student import interval
@@ -24,6 +24,21 @@ def difference_of(first: Mapping[int, float], second: Mapping[int, float]) -> di
     low, high = interval(pairs) or (math.nan, math.nan)
     mean = statistics.fmean(pairs) if pairs else math.nan
     return {"difference": mean, "low": low, "high": high, "over": "seeds", "seeds": len(pairs)}
+
+
+def tests_of(runs: Sequence[Run], arm: str, stage: str) -> dict[int, Mapping[str, float]]:
+    """Return seed -> results of an arm on the test set."""
+    return {run["seed"]: run["test"] for run in runs if (run["arm"], run["stage"]) == (arm, stage) and "test" in run}
+
+
+def differences_of(
+    first: Mapping[int, Mapping[str, float]], second: Mapping[int, Mapping[str, float]], metrics: Iterable[str]
+) -> dict[str, Any]:
+    """Return metric -> mean difference over the seeds that both have, with a 95 % interval."""
+    return {
+        metric: difference_of(*({seed: test[metric] for seed, test in tests.items()} for tests in (first, second)))
+        for metric in metrics
+    }
 
 
 def format_interval(values: Mapping[str, Any], digits: int, factor: float = 1) -> str:
