@@ -88,12 +88,12 @@ class HeadCounts:
             }
             for method, counts in finished.items():
                 for count, runs in counts.items():
-                    label, folder = f"{label_of(method)}, {count} heads", run_sets[method][count].folder(options)
+                    label, folder = f"{label_of(method)}, {_name(count)}", run_sets[method][count].folder(options)
                     rows.append(Row(dataset.name, method, label, len(runs), _numbers(dataset, runs), folder))
             best = best_count(dataset, finished["svgd"])
             printed = published().value(self.id, data.paper_name, "svgd", "best")
             texts.append(
-                f"{dataset.name}: on the development set SVGD is best with {best} heads; in the paper with {printed:g}."
+                f"{dataset.name}: on the development set SVGD is best with {_name(best)}, in the paper {printed:g}."
             )
             findings += self._findings(dataset, data, finished, best)
         return Report(self.id, self.title, self.source, prepared, rows, findings, texts, files)
@@ -130,12 +130,16 @@ def least_certain(pairs: list[Comparison | None]) -> Comparison | None:
     return dataclasses.replace(worst, p_value=max(pair.p_value for pair in known))
 
 
+def _name(count: int) -> str:
+    return f"{count} head{'' if count == 1 else 's'}"
+
+
 def _judge_shape(claim: Claim, dataset: Dataset, counts: ByCount, best: int, mismatch: Mismatch | None) -> Finding:
     """Judge whether the error at one end of the curve is higher than at the best number of heads."""
     end = min(counts) if claim.first == "fewest" else max(counts)
-    claim = replace(claim, first=f"{end} heads", second=f"{best} heads")
+    claim = replace(claim, first=_name(end), second=_name(best))
     if end == best:
-        reason = f"on the development set {end} heads are best, at that end of the curve"
+        reason = f"on the development set the best is {_name(end)}, at that end of the curve"
         return judge_unseen(claim, mismatch, reason)
     return judge(claim, _error_difference(dataset, counts[end], counts[best]), mismatch, "not run")
 

@@ -17,20 +17,21 @@ from repulsive.metrics.student import interval, quantile
 _SENTENCES = tuple(f"classification/{name}.md" for name in ("age", "yelp", "snli"))
 _SIZES = ("classification/second_round/paper_sizes.md", "classification/paper_sizes.md")
 _FOLLOW_UP = "classification/second_round/follow_up.md"
+_AGE, _REVIEWS = "reproduce/age", "reproduce/movie-reviews"
 FILES: dict[str, tuple[str, ...]] = {
-    "table1": (*_SIZES, *_SENTENCES),
+    "table1": (*_SIZES, *_SENTENCES, f"{_AGE}/table1.md", f"{_REVIEWS}/table1.md"),
     "table2": (*(f"translation/{name}.md" for name in ("multi30k", "tatoeba", "europarl")), "bench/bench-cuda.md"),
     "table3": ("pretraining/glue.md",),
     "table4": ("graphs/agenda.md", "graphs/webnlg.md"),
-    "sgld": (*_SENTENCES, "translation/multi30k.md", "sampling/recipes.md"),
-    "priors": _SENTENCES,
+    "sgld": (*_SENTENCES, "translation/multi30k.md", "sampling/recipes.md", f"{_AGE}/sgld.md"),
+    "priors": (*_SENTENCES, f"{_AGE}/priors.md"),
     "modules": ("translation/ablation.md",),
-    "cosine": (*_SIZES, *_SENTENCES),
-    "attention-maps": ("classification/second_round/follow_up/maps.html",),
+    "cosine": (*_SIZES, *_SENTENCES, f"{_AGE}/cosine.md"),
+    "attention-maps": ("classification/second_round/follow_up/maps.html", f"{_REVIEWS}/attention-maps.md"),
     "redundancy": ("translation/redundancy.md",),
-    "heads": ("translation/heads.md", _FOLLOW_UP),
+    "heads": ("translation/heads.md", _FOLLOW_UP, f"{_REVIEWS}/heads.md"),
     "calibration": (*_SIZES, "classification/snli.md"),
-    "entropy": (_FOLLOW_UP,),
+    "entropy": (_FOLLOW_UP, f"{_REVIEWS}/entropy.md"),
 }
 
 
