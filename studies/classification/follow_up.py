@@ -28,7 +28,6 @@ from pathlib import Path
 from studies.altered_forces import ATTRACTION, WRONG_PARTNER
 from studies.classification.controls import SHORT
 from studies.classification.follow_up_tables import write_follow_up
-from studies.classification.head_count_tables import name_count
 from studies.classification.lean_runs import ENTROPY, HEADS, WIDE_FINAL, Job
 from studies.classification.paper_sizes import make_parser, run
 from studies.classification.search_space import BASELINE, FIRST, REPELLED, WIDE
@@ -36,10 +35,11 @@ from studies.classification.sizes_records import Records, store_labels
 from studies.classification.sizes_study import MARGIN, Study
 from studies.classification.sizes_tables import write_tables
 from studies.classification.strengths import strength_jobs
-from studies.tuning.choices import REFINE, REFINE_SEEDS, REFINED, SCREEN_SEEDS, mean_losses, rank_trials
+from studies.tuning.choices import REFINE_SEEDS, REFINED, SCREEN_SEEDS, rank_trials
 from studies.tuning.side_by_side import work_folder
 
 from repulsive.lab.engine.runs import versions
+from repulsive.lab.paper.result_claims import name_count
 
 DATASETS = ("yelp", "age")
 HEAD_COUNTS, HEAD_ARMS = (1, 5, 10, 20, 40), (BASELINE, "svgd", "cosine-smoothing")
@@ -65,7 +65,7 @@ def head_jobs(studies: Studies) -> Jobs:
     """Yield runs with other numbers of heads, seed by seed; the stepsize is the number of heads."""
     for seed in range(max(HEAD_SEEDS.values())):
         for dataset, study in studies.items():
-            if seed < min(HEAD_SEEDS[dataset], study.seeds):
+            if seed < min(HEAD_SEEDS.get(dataset, 0), study.seeds):
                 yield from _head_jobs_of_seed(study, seed)
 
 
@@ -90,7 +90,9 @@ def control_jobs(studies: Studies, names: Mapping[str, Sequence[str]]) -> Jobs:
     jobs = []
     for dataset, study in studies.items():
         seeds = len(study.final_seeds())
-        jobs += [(job.seed / seeds, study, job) for _, job in study.pending_controls() if job.arm in names[dataset]]
+        jobs += [
+            (job.seed / seeds, study, job) for _, job in study.pending_controls() if job.arm in names.get(dataset, ())
+        ]
     for _, study, job in sorted(jobs, key=lambda entry: entry[0]):
         yield study, job
 
@@ -150,12 +152,7 @@ def wide_refined(study: Study, arm: str) -> list[int]:
 
 def wide_chosen(study: Study, arm: str) -> int | None:
     """Return the best trial of the wider search; None until it has ended, or if the first choice is as good."""
-    runs, first = study.records.of(study.dataset, WIDE_REFINE, arm), study.chosen(arm)
-    best = next(iter(rank_trials(runs, REFINED * len(REFINE_SEEDS))), None)
-    if first is None or best is None:
-        return None
-    before = mean_losses(study.records.of(study.dataset, REFINE, arm))[first]
-    return best if mean_losses(runs)[best] < before else None
+    return study.better_than_chosen(arm, WIDE_REFINE, REFINED * len(REFINE_SEEDS))
 
 
 PARTS: dict[str, Callable[[Studies], Jobs]] = {
@@ -170,9 +167,8 @@ PARTS: dict[str, Callable[[Studies], Jobs]] = {
 
 def queue(studies: Studies, parts: Sequence[str]) -> Jobs:
     """Yield all known runs without a record, the most urgent first."""
-    followed = {name: study for name, study in studies.items() if name in DATASETS}
     for part in parts:
-        for study, job in PARTS[part](studies if part == "strengths" else followed):
+        for study, job in PARTS[part](studies):
             if job.key not in study.records.runs:
                 yield study, job
 

@@ -80,8 +80,9 @@ def write_follow_up(
         title = "Attention of all heads on reviews of the test set"
         lead = "One model of each method, all trained with the same seed (Figure 1 and appendix D of the paper)."
         write_report(results / RESULT / "maps.html", Content(title, lead, examples=examples))
+        picture = f"; [the first one as a picture]({RESULT}/attention-1.svg)" if with_items else ""
         page = f"[Attention of all heads on {len(examples)} reviews]({RESULT}/maps.html)"
-        lines += ["## Attention maps", "", f"{page}; [the first one as a picture]({RESULT}/attention-1.svg).", ""]
+        lines += ["## Attention maps", "", f"{page}{picture}.", ""]
     if with_items and (charts or examples):
         (results / RESULT).mkdir(parents=True, exist_ok=True)
         write_content_svgs(Content("", charts=charts, examples=examples[:1]), results / RESULT)

@@ -19,6 +19,7 @@ from studies.tuning.seed_differences import (
 )
 
 from repulsive.diagnostics.head_count import HeadCount, fit_heads
+from repulsive.lab.paper.result_claims import name_count
 from repulsive.pages import Chart
 from repulsive.pages.charts import heads_chart
 from repulsive.safety.markdown import format_table
@@ -54,11 +55,6 @@ def count_errors(runs: Sequence[Run], metric: str, part: str = "test") -> ByCoun
 def _error(run: Run, metric: str, part: str) -> float:
     value = float(run[part][metric])
     return 100 * (1 - value) if metric == "accuracy" else value
-
-
-def name_count(heads: int) -> str:
-    """Return "1 head", "5 heads" and so on."""
-    return f"{heads} head" + ("s" if heads > 1 else "")
 
 
 def head_lines(runs: Sequence[Run], points: Mapping[str, ByCount]) -> list[str]:

@@ -14,7 +14,17 @@ from studies.classification.controls import Control, list_controls
 from studies.classification.lean_runs import Job
 from studies.classification.search_space import BASELINE, FIRST, FIXED
 from studies.classification.sizes_records import Records
-from studies.tuning.choices import CONTROL, FINAL, REFINE, REFINE_SEEDS, REFINED, SCREEN, SCREEN_SEEDS, rank_trials
+from studies.tuning.choices import (
+    CONTROL,
+    FINAL,
+    REFINE,
+    REFINE_SEEDS,
+    REFINED,
+    SCREEN,
+    SCREEN_SEEDS,
+    mean_losses,
+    rank_trials,
+)
 
 from repulsive.lab.text.folders import read_folder
 
@@ -235,6 +245,23 @@ class Study:
     def chosen(self, arm: str) -> int | None:
         """Return the trial with the lowest mean NLL over the refining seeds; None until they have ended."""
         return next(iter(self._ranked(REFINE, arm)), None)
+
+    def better_than_chosen(self, arm: str, stage: str, wanted: int) -> int | None:
+        """Return the best point of a further search if its mean NLL is below that of the arm's chosen trial.
+
+        None until the search has ended, or if the chosen trial is as good. An arm without a chosen trial gets the best.
+
+        Args:
+            arm: name of the arm.
+            stage: stage of the search, with the seeds of `REFINE`.
+            wanted: number of runs of that stage.
+        """
+        runs, chosen = self.records.of(self.dataset, stage, arm), self.chosen(arm)
+        best = next(iter(rank_trials(runs, wanted)), None)
+        if best is None or chosen is None:
+            return best
+        before = mean_losses(self.records.of(self.dataset, REFINE, arm))[chosen]
+        return best if mean_losses(runs)[best] < before else None
 
 
 def count_epochs(changes: Sequence[str]) -> int:

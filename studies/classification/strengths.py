@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from studies.classification.lean_runs import STRENGTH_FINAL, Job
-from studies.classification.search_space import BASELINE, COMMON, FIRST, WIDE
+from studies.classification.search_space import BASELINE, FIRST, WIDE
 from studies.classification.sizes_study import Study
-from studies.tuning.choices import FINAL, REFINE, REFINE_SEEDS, mean_losses, rank_trials
+from studies.tuning.choices import FINAL, REFINE, REFINE_SEEDS, mean_losses
 from studies.tuning.seed_differences import Run, differences_of, format_interval, labels_of, tests_of
 from studies.tuning.space import as_settings
 
@@ -36,10 +36,10 @@ def tried(arm: str, trials: int, chosen: int) -> list[tuple[str, ...]]:
         chosen: trial that was chosen for plain attention.
     """
     settings = FIRST.trials(arm, trials)[chosen]  # those in the common ranges are the same for all arms
-    which = WIDE.ranges(arm)[len(COMMON) if WIDE.own[arm] else len(COMMON) - 1]
-    values = [which.value((number + 0.5) / COUNT) for number in range(COUNT)]
-    kept = [setting for setting in settings if not setting.startswith(f"{which.key}=")]
-    return [(*kept, f"{which.key}={value}") for value in values]
+    varied = WIDE.own[arm][0] if WIDE.own[arm] else WIDE.common[-1]  # the strength, or the weight decay
+    values = [varied.value((number + 0.5) / COUNT) for number in range(COUNT)]
+    kept = [setting for setting in settings if not setting.startswith(f"{varied.key}=")]
+    return [(*kept, f"{varied.key}={value}") for value in values]
 
 
 def strength_jobs(studies: Mapping[str, Study]) -> Iterator[tuple[Study, Job]]:
@@ -66,13 +66,7 @@ def _points(study: Study) -> dict[str, list[tuple[str, ...]]]:
 
 def chosen_strength(study: Study, arm: str) -> int | None:
     """Return the best point of an arm; None until all have ended, or if the first choice is as good."""
-    runs = study.records.of(study.dataset, STRENGTH, arm)
-    best = next(iter(rank_trials(runs, COUNT * len(REFINE_SEEDS))), None)
-    first = study.chosen(arm)
-    if best is None or first is None:
-        return best
-    before = mean_losses(study.records.of(study.dataset, REFINE, arm))[first]
-    return best if mean_losses(runs)[best] < before else None
+    return study.better_than_chosen(arm, STRENGTH, COUNT * len(REFINE_SEEDS))
 
 
 def summarize_strengths(runs: Sequence[Run]) -> dict[str, Any]:
@@ -85,11 +79,11 @@ def summarize_strengths(runs: Sequence[Run]) -> dict[str, Any]:
     plain = tests_of(runs, BASELINE, STRENGTH_FINAL) or tests_of(runs, BASELINE, FINAL)
     for arm in dict.fromkeys(run["arm"] for run in runs if run["stage"] == STRENGTH):
         own = [run for run in runs if run["arm"] == arm]
-        losses = mean_losses([run for run in own if run["stage"] == STRENGTH])
-        key = next(run for run in own if run["stage"] == STRENGTH)["changes"][-1].split("=")[0]
-        found = {run["trial"]: as_settings(run["changes"][-1:])[key] for run in own if run["stage"] == STRENGTH}
-        points = [{key: found[number], "nll": losses[number]} for number in sorted(found)]
-        row: dict[str, Any] = {"label": labels_of(own)[arm], "key": key, "points": points}
+        tuned = [run for run in own if run["stage"] == STRENGTH]
+        losses = mean_losses(tuned)
+        settings = {run["trial"]: as_settings(run["changes"][-1:]) for run in tuned}  # the last change is the strength
+        points = [{**settings[number], "nll": losses[number]} for number in sorted(settings)]
+        row: dict[str, Any] = {"label": labels_of(own)[arm], "key": next(iter(points[0])), "points": points}
         first = mean_losses([run for run in own if run["stage"] == REFINE])
         row["first"] = min(first.values(), default=math.nan)
         if tests := tests_of(runs, arm, STRENGTH_FINAL):

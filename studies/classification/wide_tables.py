@@ -47,7 +47,7 @@ def summarize_wide(runs: Sequence[Run]) -> dict[str, Any]:
         if "settings" in row["wide"]:
             row["wide"]["at_edges"] = WIDE.at_edges(arm, row["wide"]["settings"])
         if tests := tests_of(runs, arm, WIDE_FINAL):
-            row["against"] = {other: differences_of(tests, found, ERRORS) for other, found in final.items()}
+            row["against"] = {other: differences_of(tests, others, ERRORS) for other, others in final.items()}
             row["means"] = {m: statistics.fmean(t[m] for t in tests.values()) for m in ERRORS}
             row["seeds"] = sorted(tests)
         rows[arm] = row

@@ -68,7 +68,7 @@ def read_changes(folder: Path, out: Path) -> None:
     try:
         found = (folder / "changes.txt").read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:
-        return  # there are none
+        return  # the file is missing
     for change in filter(None, found):
         try:
             open_recipe("yelp/svgd", [change])

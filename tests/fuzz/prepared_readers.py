@@ -23,16 +23,16 @@ from tests.lab.systems.graphs import graph_files
 
 
 def seal_manifests(folder: Path) -> None:
-    """Checksums of what is there now, where a manifest still has some."""
+    """Update the checksums in manifests to those of the present files."""
     for path in folder.rglob(MANIFEST):
         try:
-            told = json.loads(path.read_bytes())
-            listed = told["files" if "files" in told else "sha256"]
+            manifest = json.loads(path.read_bytes())
+            listed = manifest["files" if "files" in manifest else "sha256"]
             for name in listed:
                 file = path.parent / name
                 if file.is_file():
                     listed[name] = hashlib.sha256(file.read_bytes()).hexdigest()
-            path.write_text(json.dumps(told))
+            path.write_text(json.dumps(manifest))
         except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):
             continue
 

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from repulsive.errors import DataError
 from repulsive.lab.paper import classifier_claims, method_claims, system_claims
-from repulsive.lab.paper.result_claims import Judge, ResultClaim
+from repulsive.lab.paper.result_claims import ResultClaim
 from repulsive.lab.paper.result_files import MissingFile, ResultFiles
 
 ROWS = (*classifier_claims.ROWS, *method_claims.ROWS, *system_claims.ROWS)
 
 
-def judge_claims(files: ResultFiles, rows: Sequence[Judge] = ROWS) -> tuple[list[ResultClaim], list[str]]:
+def judge_claims(files: ResultFiles) -> tuple[list[ResultClaim], list[str]]:
     """Judge all claims, in the order of the paper; leave out those whose files do not exist.
-
-    Args:
-        files: the results.
-        rows: the claims.
 
     Returns:
         The claims, and the names of the missing files.
@@ -26,7 +20,7 @@ def judge_claims(files: ResultFiles, rows: Sequence[Judge] = ROWS) -> tuple[list
         DataError: a file is damaged or lacks a row, or there is no file at all.
     """
     claims, missing = [], []
-    for judge in rows:
+    for judge in ROWS:
         try:
             claims.append(judge(files))
         except MissingFile as error:

@@ -15,6 +15,7 @@ from repulsive.lab.paper.mismatch import Mismatch
 from repulsive.lab.paper.options import Log, Options
 from repulsive.lab.paper.published import Claim, published
 from repulsive.lab.paper.report import Number, Report, Row, label_of
+from repulsive.lab.paper.result_claims import name_count
 from repulsive.lab.paper.run_sets import RunSet, method_runs
 from repulsive.lab.paper.verdicts import Finding, judge, judge_unseen
 from repulsive.lab.runs.head_counts import head_counts
@@ -88,13 +89,11 @@ class HeadCounts:
             }
             for method, counts in finished.items():
                 for count, runs in counts.items():
-                    label, folder = f"{label_of(method)}, {_name(count)}", run_sets[method][count].folder(options)
+                    label, folder = f"{label_of(method)}, {name_count(count)}", run_sets[method][count].folder(options)
                     rows.append(Row(dataset.name, method, label, len(runs), _numbers(dataset, runs), folder))
             best = best_count(dataset, finished["svgd"])
-            printed = published().value(self.id, data.paper_name, "svgd", "best")
-            texts.append(
-                f"{dataset.name}: on the development set SVGD is best with {_name(best)}, in the paper {printed:g}."
-            )
+            ours, printed = name_count(best), published().value(self.id, data.paper_name, "svgd", "best")
+            texts.append(f"{dataset.name}: on the development set SVGD is best with {ours}, in the paper {printed:g}.")
             findings += self._findings(dataset, data, finished, best)
         return Report(self.id, self.title, self.source, prepared, rows, findings, texts, files)
 
@@ -130,16 +129,12 @@ def least_certain(pairs: list[Comparison | None]) -> Comparison | None:
     return dataclasses.replace(worst, p_value=max(pair.p_value for pair in known))
 
 
-def _name(count: int) -> str:
-    return f"{count} head{'' if count == 1 else 's'}"
-
-
 def _judge_shape(claim: Claim, dataset: Dataset, counts: ByCount, best: int, mismatch: Mismatch | None) -> Finding:
     """Judge whether the error at one end of the curve is higher than at the best number of heads."""
     end = min(counts) if claim.first == "fewest" else max(counts)
-    claim = replace(claim, first=_name(end), second=_name(best))
+    claim = replace(claim, first=name_count(end), second=name_count(best))
     if end == best:
-        reason = f"on the development set the best is {_name(end)}, at that end of the curve"
+        reason = f"on the development set the best is {name_count(end)}, at that end of the curve"
         return judge_unseen(claim, mismatch, reason)
     return judge(claim, _error_difference(dataset, counts[end], counts[best]), mismatch, "not run")
 

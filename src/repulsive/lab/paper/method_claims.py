@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from repulsive.lab.paper.classifier_claims import COSINE, DATA, METHODS, trained_on
+from repulsive.lab.paper.classifier_claims import COSINE, DATA, METHODS, after_wider_search, trained_on
 from repulsive.lab.paper.result_claims import (
     ACCURACY,
     DIST,
@@ -25,7 +25,7 @@ from repulsive.lab.paper.result_files import ResultFiles
 PENALTY = "frobenius"
 NAMES = METHODS | {PENALTY: "the penalty"}
 SHORT = NAMES | {PENALTY: "penalty"}  # names in the figure
-SMALL = {  # dataset -> what the smaller models are trained on, and whether the data are smaller or others
+SMALL = {  # dataset -> what the smaller models are trained on
     "yelp": "107K of 500K reviews, smaller model, 6 seeds",
     "age": "PAN15 for PAN16, smaller model, 6 seeds",
     "snli": "100K of 550K pairs, smaller model, 6 seeds",
@@ -45,7 +45,7 @@ def more_accurate(files: ResultFiles, data: str, method: str, other: str, why: s
     Without a reason, it is what the other method gains over plain attention.
     """
     name, _, kind = DATA[data]
-    paper = gain_of("cosine" if method == COSINE else "table1", data, "accuracy", method, other)
+    paper = gain_of("table1", data, "accuracy", method, other)
     ours, what = files.between(data, method, other, "accuracy"), trained_on(files, data, method)
     claim = f"{name}, {NAMES[method]}: more accurate than {NAMES[other]}"
     why = why or f"{NAMES[other]} gains {files.sizes(data, other, 'accuracy').text(2)} over plain attention"
@@ -54,14 +54,7 @@ def more_accurate(files: ResultFiles, data: str, method: str, other: str, why: s
 
 def more_accurate_after_wider_search(files: ResultFiles, data: str, method: str, other: str) -> ResultClaim:
     """The same with the best settings of the method's wider search; the reason is the result of the first search."""
-    name, what, kind = DATA[data]
-    ours = files.wider_search(data, method, other, "accuracy")
-    why = f"best of 20 trials; of 12 trials {files.between(data, method, other, 'accuracy').text(2)}"
-    claim = f"{name}, {NAMES[method]}: more accurate than {NAMES[other]}"
-    title, paper = f"{name}, {SHORT[method]} - {SHORT[other]}", gain_of("table1", data, "accuracy", method, other)
-    return ResultClaim(
-        claim, paper, ours, f"{what}, {files.wider_seeds(data, method)} seeds", why, ACCURACY, title, kind
-    )
+    return after_wider_search(files, more_accurate(files, data, method, other), data, method, other)
 
 
 def more_diverse(files: ResultFiles, data: str, method: str, other: str) -> ResultClaim:
@@ -90,8 +83,8 @@ def overconfidence(files: ResultFiles, data: str, *, scaled: bool = False) -> Re
     """Overconfidence error of SVGD against plain attention; the reason is the difference at the same settings."""
     name, _, kind = DATA[data]
     metric = "scaled_oe15" if scaled else "oe15"
-    ours, alike = files.sizes(data, "svgd", metric), files.sizes(data, "svgd", metric, "ma@svgd")
-    why = f"{alike.text(2)} at the same settings"
+    ours = files.sizes(data, "svgd", metric)
+    why = f"{files.sizes(data, 'svgd', metric, 'ma@svgd').text(2)} at the same settings"
     claim = f"{name}, SVGD: less overconfident{' after temperature scaling' if scaled else ''} (OE)"
     title, what = f"{name}, SVGD, OE{', scaled' if scaled else ''}", trained_on(files, data)
     return ResultClaim(claim, None, ours, what, why, ECE, title, kind, lower=True)

@@ -73,6 +73,11 @@ class ResultClaim:
 Judge = Callable[[ResultFiles], ResultClaim]  # reads our result and judges one claim
 
 
+def name_count(heads: int) -> str:
+    """Return "1 head", "5 heads" and so on."""
+    return f"{heads} head{'' if heads == 1 else 's'}"
+
+
 def gain_of(table: str, data: str, metric: str, ours: str = "svgd", plain: str = "ma") -> float | None:
     """Return the paper's gain, None if it prints none; plain attention is that of Table 1 if the table has none."""
     values = [published().value(table, data, name, metric) for name in (ours, plain)]
@@ -84,9 +89,8 @@ def gain_of(table: str, data: str, metric: str, ours: str = "svgd", plain: str =
 def reason_of(ours: Gain, paper: float | None) -> str:
     """Return the reason that follows from an interval: what it contains, or how large it is beside the paper's gain."""
     if ours.low < 0 < ours.high:
-        return (
-            "no significant difference" if paper is None or ours.high < paper else "contains zero and the paper's gain"
-        )
+        has_gain = paper is not None and paper <= ours.high
+        return "contains zero and the paper's gain" if has_gain else "no significant difference"
     if paper is None or paper <= 0 or ours.mean <= 0:
         return ""
     return f"{100 * ours.mean / paper:.0f} % of the paper's amount"

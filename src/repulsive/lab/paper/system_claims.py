@@ -44,9 +44,8 @@ def translation(
         is_main: whether this is a claim of the paper itself.
     """
     paper, ours = gain_of("table2", "iwslt14", "bleu"), files.paired(file, row, "bleu")
-    return ResultClaim(
-        f"{name}: BLEU rises", paper, ours, data, why or reason_of(ours, paper), BLEU, name, OTHER, is_main=is_main
-    )
+    why = why or reason_of(ours, paper)
+    return ResultClaim(f"{name}: BLEU rises", paper, ours, data, why, BLEU, name, OTHER, is_main=is_main)
 
 
 def step_time(files: ResultFiles) -> ResultClaim:
@@ -134,10 +133,8 @@ def texts(files: ResultFiles, name: str, file: str, data: str, other_data: str, 
 
 def module(files: ResultFiles, row: str, table_row: str, what: str) -> ResultClaim:
     """BLEU with the published rule in some of the attention modules, against plain attention."""
-    ours, paper = (
-        files.paired("translation/ablation.json", row, "bleu"),
-        gain_of("modules", "iwslt14", "bleu", table_row),
-    )
+    ours = files.paired("translation/ablation.json", row, "bleu")
+    paper = gain_of("modules", "iwslt14", "bleu", table_row)
     claim, data = f"Multi30k, {what}: BLEU rises", "29K pairs, not IWSLT14, smaller model, 2 seeds"
     why = "" if ours.high < 0 else "with two seeds no difference can be significant"
     return ResultClaim(claim, paper, ours, data, why, BLEU, f"… {what}".replace("-attention", ""), OTHER)
@@ -146,10 +143,8 @@ def module(files: ResultFiles, row: str, table_row: str, what: str) -> ResultCla
 def against_disagreement(files: ResultFiles) -> ResultClaim:
     """BLEU of the published rule against the disagreement penalty of Li et al. (2018)."""
     ours = files.unpaired("translation/multi30k.json", PUBLISHED, "bleu", other="MA + R")
-    paper, data = (
-        gain_of("table2", "iwslt14", "bleu", "svgd", "disagreement"),
-        "29K pairs, not IWSLT14, smaller model, 3 seeds",
-    )
+    paper = gain_of("table2", "iwslt14", "bleu", "svgd", "disagreement")
+    data = "29K pairs, not IWSLT14, smaller model, 3 seeds"
     claim, title = "Multi30k, as published: better than the penalty of disagreement", "Multi30k - disagreement"
     return ResultClaim(claim, paper, ours, data, f"{GROWTH} (one seed)", BLEU, title, OTHER)
 
