@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from studies.altered_forces import ATTRACTION, WRONG_PARTNER
+from studies.arguments import errors_in_one_line
 from studies.classification.controls import SHORT
 from studies.classification.follow_up_tables import write_follow_up
 from studies.classification.lean_runs import ENTROPY, HEADS, WIDE_FINAL, Job
@@ -194,30 +195,31 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS), help="in this order")
     parser.add_argument("--plan", action="store_true", help="print the pending runs of each part, train nothing")
     arguments = parser.parse_args(words)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    records = Records(arguments.out)
-    if not arguments.tables:
-        with work_folder() as work:
-            recorded = {run["dataset"] for run in records.runs.values()}
-            names = [name for name in arguments.datasets if name in DATASETS or name in recorded]
-            studies = {name: Study(name, arguments, records, work) for name in names}
-            for study in studies.values():
-                if not study.has_final:
-                    parser.error(
-                        f"{arguments.out} has no final runs of {BASELINE} on {study.dataset}; first run "
-                        "studies.classification.paper_sizes with the same --out, --arms and --trials"
-                    )
-            print(describe_plan(studies, arguments.parts, arguments.jobs), flush=True)
-            if arguments.plan:
-                return
-            records.add({"versions": versions()})
-            run(list(studies.values()), records, arguments, work, lambda _: queue(studies, arguments.parts))
-        for name in studies:
-            store_labels(arguments.data, arguments.out, name)
-    answers, results = arguments.out if arguments.tables else None, arguments.results or arguments.out
-    runs = list(records.runs.values())
-    print(write_tables(runs, records.versions, answers, results))
-    print(write_follow_up(runs, records.versions, arguments.out, results, with_items=arguments.tables))
+    with errors_in_one_line(parser):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        records = Records(arguments.out)
+        if not arguments.tables:
+            with work_folder() as work:
+                recorded = {run["dataset"] for run in records.runs.values()}
+                names = [name for name in arguments.datasets if name in DATASETS or name in recorded]
+                studies = {name: Study(name, arguments, records, work) for name in names}
+                for study in studies.values():
+                    if not study.has_final:
+                        parser.error(
+                            f"{arguments.out} has no final runs of {BASELINE} on {study.dataset}; first run "
+                            "studies.classification.paper_sizes with the same --out, --arms and --trials"
+                        )
+                print(describe_plan(studies, arguments.parts, arguments.jobs), flush=True)
+                if arguments.plan:
+                    return
+                records.add({"versions": versions()})
+                run(list(studies.values()), records, arguments, work, lambda _: queue(studies, arguments.parts))
+            for name in studies:
+                store_labels(arguments.data, arguments.out, name)
+        answers, results = arguments.out if arguments.tables else None, arguments.results or arguments.out
+        runs = list(records.runs.values())
+        print(write_tables(runs, records.versions, answers, results))
+        print(write_follow_up(runs, records.versions, arguments.out, results, with_items=arguments.tables))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TextIO
 
 import torch
+from studies.arguments import errors_in_one_line
 from studies.classification import lstm_choice
 from studies.classification.lean_runs import Job, train
 from studies.classification.lstm_choice import LstmTest
@@ -173,28 +174,29 @@ def main(words: Sequence[str] | None = None) -> None:
         "--controls-only", action="store_true", help="train controls of the arms in --out, nothing else"
     )
     arguments = parser.parse_args(words)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    records = Records(arguments.out)
-    if not arguments.tables:
-        with work_folder() as work:
-            studies = [Study(name, arguments, records, work) for name in arguments.datasets]
-            if arguments.controls_only and not any(study.has_final for study in studies):
-                parser.error(
-                    f"--controls-only: {arguments.out / RUNS} has no final runs of {BASELINE}; train them first"
-                )
+    with errors_in_one_line(parser):
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        records = Records(arguments.out)
+        if not arguments.tables:
+            with work_folder() as work:
+                studies = [Study(name, arguments, records, work) for name in arguments.datasets]
+                if arguments.controls_only and not any(study.has_final for study in studies):
+                    parser.error(
+                        f"--controls-only: {arguments.out / RUNS} has no final runs of {BASELINE}; train them first"
+                    )
 
-            def next_jobs(left: float) -> Iterator[tuple[Study, Job]]:
-                for study in studies if not arguments.controls_only else ():
-                    study.decide_size(left, arguments.jobs)
-                yield from queue(studies, arguments.controls_only)
+                def next_jobs(left: float) -> Iterator[tuple[Study, Job]]:
+                    for study in studies if not arguments.controls_only else ():
+                        study.decide_size(left, arguments.jobs)
+                    yield from queue(studies, arguments.controls_only)
 
-            records.add({"versions": versions()})
-            run(studies, records, arguments, work, next_jobs)
-        for name in arguments.datasets:
-            if any(key[:2] == (name, FINAL) for key in records.runs):
-                store_labels(arguments.data, arguments.out, name)
-    answers = arguments.out if arguments.tables else None
-    print(write_tables(list(records.runs.values()), records.versions, answers, arguments.results or arguments.out))
+                records.add({"versions": versions()})
+                run(studies, records, arguments, work, next_jobs)
+            for name in arguments.datasets:
+                if any(key[:2] == (name, FINAL) for key in records.runs):
+                    store_labels(arguments.data, arguments.out, name)
+        answers = arguments.out if arguments.tables else None
+        print(write_tables(list(records.runs.values()), records.versions, answers, arguments.results or arguments.out))
 
 
 if __name__ == "__main__":

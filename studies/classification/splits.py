@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
+from studies.arguments import errors_in_one_line
 
 from repulsive.lab.text.inputs import find_parts
 from repulsive.lab.text.lines import read_lines
@@ -94,9 +95,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--vectors", type=Path, required=True, help="folder `vocab` of a spaCy model")
     arguments = parser.parse_args()
-    print(split_yelp(arguments.data / "yelp", arguments.out / "yelp", ADDED))
-    files = [path for name in ("yelp", "age", "snli") for path in sorted((arguments.data / name).iterdir())]
-    print(write_vectors(arguments.vectors, pieces(files), arguments.out / "vectors.txt"), "vectors")
+    with errors_in_one_line(parser):
+        print(split_yelp(arguments.data / "yelp", arguments.out / "yelp", ADDED))
+        files = [path for name in ("yelp", "age", "snli") for path in sorted((arguments.data / name).iterdir())]
+        print(write_vectors(arguments.vectors, pieces(files), arguments.out / "vectors.txt"), "vectors")
 
 
 if __name__ == "__main__":

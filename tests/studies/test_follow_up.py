@@ -266,6 +266,13 @@ def test_missing_records_are_an_error(script, data, tmp_path, capsys):
     assert "no final runs of ma on yelp" in capsys.readouterr().err
 
 
+def test_missing_data_take_one_line(script, tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        script.main(["--data", str(tmp_path / "absent"), "--out", str(tmp_path)])
+    error = capsys.readouterr().err
+    assert left.value.code == 2 and "absent/yelp: nothing prepared here" in error and error.count("\n") == 1
+
+
 @pytest.mark.slow
 def test_all_parts_run_and_resume(script, data, tmp_path, capsys):
     finished(script, data, tmp_path, seeds=1)
