@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from studies.default_rule import tables
 
+from repulsive.errors import RunError
+
 FOLDER = Path("results/default_rule")
 
 
@@ -42,3 +44,8 @@ def test_runs_are_collected_by_method_and_seed(tmp_path):
         "logits": {"loss": {"0": 3.0}, "seconds": [4.0]},
         "ma": {"loss": {"0": 1.0, "1": 2.0}, "seconds": [4.0, 4.0]},
     }
+
+
+def test_a_folder_without_results_is_an_error(tmp_path):
+    with pytest.raises(RunError, match=r"no METHOD/seed-\*/result.json"):
+        tables.collected(tmp_path)
