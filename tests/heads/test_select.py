@@ -82,6 +82,10 @@ def test_additive_attention_has_only_v() -> None:
         ({"particle": "heads"}, "did you mean 'head'"),
         ({"layout": "stride"}, "'heads' or 'strided'"),
         ({"match": "encoder.layer.0*"}, "names such as encoder.layers.0"),
+        (
+            {"match": ["encoder.layers.0*", "encoder.layer.1*"]},
+            r"no group .* matches 'encoder.layer.1\*'; .* names such",
+        ),
         ({"layers": []}, "select no heads"),
     ],
 )

@@ -54,6 +54,8 @@ def test_the_trainer_of_transformers(tmp_path):
     logged = {entry["step"]: entry["heads/entropy"] for entry in trainer.state.log_history if "heads/entropy" in entry}
     assert list(logged) == [1, 3, 5]
     assert logged[3] == callback.monitor.history[1].values()["heads/entropy"]
+    measured = [entry["heads/step"] for entry in trainer.state.log_history if "heads/step" in entry]
+    assert measured == [0.0, 2.0, 4.0]
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in trainer.model.modules())
     saved = json.loads((tmp_path / "run" / "checkpoint-4" / "trainer_state.json").read_text())
     assert len(saved["stateful_callbacks"]["repulsive_monitor"]["history"]) == 2

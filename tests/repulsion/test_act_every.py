@@ -197,7 +197,7 @@ def test_repulsion_after_the_step(make_model, backward):
 
 
 def test_logits_are_repelled_in_one_of_three_steps():
-    settings = {"alpha": 0.5, "space": "logits", "tokens": 60, "every": 2}
+    settings = {"alpha": 0.5, "space": "logits", "tokens": 60, "every": 3}
     model, optimizer, handle = make(rule(**settings))
     renewed = []
     for step in range(7):

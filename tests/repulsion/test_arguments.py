@@ -77,6 +77,28 @@ def test_unknown_arguments_say_where_they_belong(options, text, make_model):
 
 
 @pytest.mark.parametrize(
+    ("rule", "options", "text"),
+    [
+        ("logits", {"alpha": 0.3}, "rule=SVGD(stepsize='heads', alpha=0.3, space='logits')"),
+        ("spos", {"alpha": 0.3}, "rule=SPOS(alpha=0.3)"),
+        (
+            SVGD(alpha="auto", ratio=0.2, smoothing=0),
+            {"space": "sphere"},
+            "rule=SVGD(alpha='auto', smoothing=0, ratio=0.2, space='sphere')",
+        ),
+        (SVGD(space="sphere"), {"alpha": -1}, "SVGD(alpha=-1): must be a number >= 0"),
+        ("sgld", {"beta": 10.0}, "rule=SPOS(beta=10.0)"),
+        (None, {"space": "logits"}, "rule=SVGD(stepsize='heads', space='logits')"),
+    ],
+)
+def test_the_suggestion_keeps_the_rule_that_was_given(rule, options, text, make_model):
+    model = make_model()
+    with pytest.raises(UnknownSetting) as caught:
+        repel(model, adam(model), rule, verbose=False, **options)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("name", "value"),
     [
         ("stepsize", 0.5),

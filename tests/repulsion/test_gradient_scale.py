@@ -45,12 +45,13 @@ def test_a_large_eps_is_warned_about(rule, advised):
         repel(model, torch.optim.AdamW(model.parameters(), eps=1e-6), rule, verbose=False)
 
 
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.ASGD])
 @pytest.mark.parametrize(("stepsize", "is_warned"), [(1.9, True), (2.0, False)])
-def test_less_than_half_of_the_gradient_under_sgd_is_warned_about(stepsize, is_warned):
+def test_less_than_half_of_the_gradient_under_sgd_is_warned_about(stepsize, is_warned, kind):
     model = attention()  # 4 heads
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        repel(model, torch.optim.SGD(model.parameters(), lr=0.1), SVGD(stepsize), verbose=False)
+        repel(model, kind(model.parameters(), lr=0.1), SVGD(stepsize), verbose=False)
     assert ["SGD does not rescale it" in str(one.message) for one in caught] == [True] * is_warned
 
 

@@ -67,8 +67,22 @@ def test_a_layer_that_is_added_later_is_named_once(given):
     assert step(model, optimizer, 5) == []
 
 
-def test_other_parameters_and_unselected_layers_are_not_reported():
-    model, optimizer, _ = make(layers="first")
+def test_a_layer_is_named_if_the_model_was_given_in_a_wrapper_that_is_gone():
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    repel(torch.compile(model), optimizer, verbose=False)
+    assert step(model, optimizer, 2) == []
+    grow(model, optimizer)
+    [message] = step(model, optimizer)
+    assert "layers.2.self_attn.q" in message
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_other_parameters_and_unselected_layers_are_not_reported(given):
+    model = Model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    options = {"groups": find_heads(model, layers="first")} if given else {"layers": "first"}
+    repel(model, optimizer, verbose=False, **options)
     step(model, optimizer)
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
     grow(model, optimizer)

@@ -233,6 +233,14 @@ def test_the_line_names_particles(capsys):
     assert "ModuleDict, 2 x 4 particles (member), 2 groups" in line and "left out" not in line
 
 
+def test_the_table_shows_the_size_of_particles(capsys):
+    model = Ensemble()
+    repel(model, torch.optim.Adam(model.parameters()), groups=group_modules(model.members), verbose=True)
+    title, first = capsys.readouterr().err.splitlines()[1:3]
+    assert title.split()[3:5] == ["particles", "size"]
+    assert first.split()[3:5] == ["4", str(model.members[0][0].weight.numel())]
+
+
 def test_state_is_restored():
     model = Ensemble()
     optimizer, handle = attach(model, SPOS(0.1, 1.0, 10.0))
@@ -268,8 +276,15 @@ def test_frozen_members():
         _, handle = attach(model, SVGD())
     assert [group.name for group in handle.groups] == ["member.2.weight"]
     model.members[1].requires_grad_(False)
-    with pytest.raises(OptimizerError, match=r"member.1.2.weight is frozen"):
+    with pytest.raises(OptimizerError, match=r"no group with all of its particles: .*member.1.2.weight is frozen"):
         attach(model, SVGD())
+
+
+def test_a_list_of_modules_is_refused_with_the_remedy():
+    members = list(Ensemble().members)
+    optimizer = torch.optim.Adam([parameter for member in members for parameter in member.parameters()])
+    with pytest.raises(SelectionError, match=r"got an object of type list; put the modules into an nn.ModuleList"):
+        repel(members, optimizer, groups=group_modules(members))
 
 
 def test_refused_combinations():

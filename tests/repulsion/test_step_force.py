@@ -195,6 +195,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(make_model, backward):
     assert all(torch.equal(group.read(), heads) for group, heads in zip(resumed.groups, expected, strict=True))
 
 
+@pytest.mark.parametrize("name", ["Dion", "Scion", "DistributedShampoo"])
+def test_other_optimizers_that_orthogonalise_are_recognised(name, make_model):
+    model = make_model()
+    optimizer = type(name, (torch.optim.SGD,), {})(matrices(model), lr=0.1)
+    assert repel(model, optimizer, verbose=False).settings.force_in == "step"
+
+
 def test_muon_is_recognised_by_class_and_name(make_model, recwarn):
     model = make_model()
     for optimizer in (muon(model), MyMuon(matrices(model), lr=0.1)):

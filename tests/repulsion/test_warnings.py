@@ -107,19 +107,19 @@ def test_adam_that_decouples_its_decay_is_fine(make_model):
 
 
 @pytest.mark.parametrize(
-    ("rule", "remedy"),
+    ("rule", "step", "remedy"),
     [
-        (SVGD(alpha=1e6, space="sphere", smoothing=0), "a smaller alpha, or rule='recommended', which holds the ratio"),
-        (SVGD(alpha="auto", ratio=5.0, space="sphere", smoothing=0), "a smaller ratio"),
+        (SVGD(alpha=1e6, space="sphere", smoothing=0), 110, "a smaller alpha, or rule='recommended', which holds the"),
+        (SVGD(alpha="auto", ratio=5.0, space="sphere", smoothing=0), 140, "a smaller ratio"),
     ],
-    ids=["fixed", "auto"],
+    ids=["far above, two measurements", "above, five"],
 )
-def test_a_ratio_above_one_is_warned_about_once_with_the_remedy(rule, remedy, make_model, backward):
+def test_a_ratio_above_one_is_warned_about_once_with_the_remedy(rule, step, remedy, make_model, backward):
     model = make_model()
     handle, _ = attach(model, torch.optim.SGD(model.parameters(), lr=1e-12), rule, measure_every=10)
     handle.steps = 80
-    messages = train(handle, model, backward, 61)  # five measurements from 100 to 140
-    assert len(messages) == 1 and messages[0].startswith("step 140: repulsion is stronger than the loss")
+    messages = train(handle, model, backward, 61)  # measured at 80, 90, ..., 140
+    assert len(messages) == 1 and messages[0].startswith(f"step {step}: repulsion is stronger than the loss")
     assert f"Choose {remedy}" in messages[0]
     assert train(handle, model, backward, 30) == [] and texts_of(handle.remove) == []
 
@@ -133,7 +133,7 @@ def texts_of(function) -> list[str]:
 
 def test_one_small_ratio_among_large_ones_does_not_prevent_the_warning(make_model, backward):
     model = make_model()
-    rule = SVGD(alpha=lambda step: 1e-6 if step == 120 else 1e6, space="sphere", smoothing=0)
+    rule = SVGD(alpha="auto", ratio=lambda step: 1e-6 if step == 120 else 5.0, space="sphere", smoothing=0)
     handle, _ = attach(model, torch.optim.SGD(model.parameters(), lr=1e-12), rule, measure_every=10)
     handle.steps = 100
     assert [one[:9] for one in train(handle, model, backward, 41)] == ["step 140:"]
@@ -157,12 +157,16 @@ def test_a_large_ratio_before_step_100_gives_no_warning(make_model, backward):
     assert train(handle, model, backward, 5) == [] and texts_of(handle.remove) == []
 
 
-def test_a_short_training_is_warned_about_at_its_end(make_model, backward):
+@pytest.mark.parametrize(
+    ("rule", "measure_every"),
+    [(SVGD(alpha="auto", ratio=5.0, space="sphere", smoothing=0), 5), (SVGD(alpha=1e6, space="sphere"), 100)],
+    ids=["above 1, three measurements", "far above, one measurement"],
+)
+def test_a_short_training_is_warned_about_at_its_end(rule, measure_every, make_model, backward):
     model = make_model()
-    rule = SVGD(alpha=1e6, space="sphere", smoothing=0)
-    handle, _ = attach(model, torch.optim.SGD(model.parameters(), lr=1e-12), rule, measure_every=5)
+    handle, _ = attach(model, torch.optim.SGD(model.parameters(), lr=1e-12), rule, measure_every=measure_every)
     handle.steps = 90
-    assert train(handle, model, backward, 21) == []  # measured at 100, 105 and 110
+    assert train(handle, model, backward, 21) == []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         handle.remove()

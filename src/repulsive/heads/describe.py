@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from repulsive.heads.layout import HeadGroup
 
 _TITLES = ("layer", "where", "part", "heads", "d_head", "parameter", "family", "proof")
+_OTHER_TITLES = ("layer", "where", "part", "particles", "size", "parameter", "family", "proof")  # without attention
 
 
 def parameter_names(group: HeadGroup) -> str:
@@ -33,13 +34,14 @@ def describe(groups: Sequence[HeadGroup]) -> str:
     Returns:
         The table, with the totals in the last line.
     """
-    lines = [_TITLES] + [
+    has_attention = any(group.is_attention for group in groups)
+    lines = [_TITLES if has_attention or not groups else _OTHER_TITLES] + [
         (
             str(g.layer),
             g.where,
             g.part,
             str(g.num_heads),
-            str(g.head_dim),
+            str(g.head_dim if g.is_attention else g.dim),
             parameter_names(g),
             g.family,
             g.proof,

@@ -12,7 +12,7 @@ from repulsive.errors import NoHeadsFound, SelectionError, warn_user
 from repulsive.heads.flat_weights import refuse_flat_weights
 from repulsive.heads.layout import HeadGroup, HeadSlice
 from repulsive.heads.module_paths import check_model, clean, module_of, unwrap
-from repulsive.heads.select import LayersName, Particle, Where, select
+from repulsive.heads.select import LayersName, Particle, Parts, Where, select
 from repulsive.heads.table.known_families import known_families
 from repulsive.heads.table.lookup import heads_from_table
 from repulsive.heads.table.match import kinds_of
@@ -38,7 +38,7 @@ def find_heads(
     *,
     layout: Layout = "heads",
     layers: LayersName | Sequence[int] = "all",
-    parts: str = "qkv",
+    parts: Parts = "qkv",
     where: Where = "all",
     particle: Particle = "projection",
     match: str | Sequence[str] | None = None,

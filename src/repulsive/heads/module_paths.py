@@ -36,7 +36,8 @@ def check_model(model: object) -> None:
         return
     else:
         got = f"the class {model.__name__}" if isinstance(model, type) else f"an object of type {type(model).__name__}"
-        raise SelectionError(f"expected a model, an instance of nn.Module, got {got}")
+        hint = "; put the modules into an nn.ModuleList" if isinstance(model, list | tuple) else ""
+        raise SelectionError(f"expected a model, an instance of nn.Module, got {got}{hint}")
     raise NoHeadsFound(
         f"{kind}, in which attention cannot be found; pass the Python model that was {origin}, or load the weights "
         "into such a model"

@@ -17,13 +17,14 @@ from repulsive.heads.module_paths import module_of
 LayersName = Literal["all", "first", "last"]
 Where = Literal["all", "encoder", "decoder", "cross"]
 Particle = Literal["projection", "head"]
+Parts = Literal["q", "k", "v", "qk", "qv", "kv", "qkv"]
 
 
 def select(
     groups: Sequence[HeadGroup],
     *,
     layers: LayersName | Sequence[int] = "all",
-    parts: str = "qkv",
+    parts: Parts = "qkv",
     where: Where = "all",
     particle: Particle = "projection",
     match: str | Sequence[str] | None = None,
@@ -39,7 +40,13 @@ def select(
     chosen = _by_layer(chosen, layers) if chosen else chosen
     if match is not None:
         patterns = [match] if isinstance(match, str) else list(match)
-        chosen = [g for g in chosen if any(fnmatchcase(g.name, p) for p in patterns)]
+        candidates, chosen = chosen, [g for g in chosen if any(fnmatchcase(g.name, p) for p in patterns)]
+        unused = [p for p in patterns if not any(fnmatchcase(g.name, p) for g in candidates)]
+        if chosen and unused:
+            raise SelectionError(
+                f"match={match!r}: no group that is selected otherwise matches {unused[0]!r}; the model has "
+                + _available(groups, match)
+            )
     if not chosen:
         raise SelectionError(
             f"layers={layers!r}, parts={parts!r}, where={where!r}, match={match!r} select no heads; the model has "

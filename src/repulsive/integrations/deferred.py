@@ -167,7 +167,7 @@ class Deferred:
 
 def _check(rule: object, settings: Mapping[str, object]) -> None:
     """Check everything about the arguments of `repel` that needs neither model nor optimizer."""
-    check_arguments(settings)
+    check_arguments(settings, rule)
     check_words(
         **{name: settings[name] for name in ("layers", "parts", "where", "particle", "match") if name in settings}
     )

@@ -64,13 +64,14 @@ class DeferredMonitor:
         return monitor
 
     def new_values(self) -> dict[str, float]:
-        """Return the values over all layers of a measurement that was not returned before; else nothing."""
+        """Return the values over all layers, and the step, of a measurement that was not returned before, if any."""
         monitor = self.monitor
         if monitor is None or not len(monitor.history) or monitor.history[-1].step <= self._logged:
             return {}
         self._logged = monitor.history[-1].step
         values = monitor.history[-1].values()
-        return {f"heads/{name}": values[f"heads/{name}"] for name in SUMMARY if f"heads/{name}" in values}
+        summary = {f"heads/{name}": values[f"heads/{name}"] for name in SUMMARY if f"heads/{name}" in values}
+        return {**summary, "heads/step": float(self._logged)}
 
     def end(self) -> None:
         """Remove the hooks, and write the film."""

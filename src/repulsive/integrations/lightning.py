@@ -148,8 +148,8 @@ class RepulsiveCallback(Callback):
 class MonitorCallback(Callback):
     """Callback that monitors the heads of a LightningModule during `fit`; see `HeadMonitor`.
 
-    It logs the values over all layers after each measurement: `heads/similarity`, `heads/entropy`, ... Lightning's
-    checkpoints contain its state.
+    It logs the values over all layers after each measurement (`heads/similarity`, `heads/entropy`, ...) with its step
+    (`heads/step`). Lightning's checkpoints contain its state.
 
     Args:
         settings: keyword arguments of `HeadMonitor`, such as `every`; `page` and `film`: paths of the live page and of

@@ -152,8 +152,8 @@ def _is_loaded_from(folder: Path, state: Any, key: str) -> bool:
 class MonitorCallback(TrainerCallback):
     """Callback that monitors the heads of the Trainer's model during training; see `HeadMonitor`.
 
-    The values over all layers are added to the logs: `heads/similarity`, `heads/entropy`, ... Each checkpoint's
-    `trainer_state.json` contains the state of the monitor.
+    The values over all layers are added to the logs (`heads/similarity`, `heads/entropy`, ...) with the step of the
+    measurement (`heads/step`). Each checkpoint's `trainer_state.json` contains the state of the monitor.
 
     Args:
         settings: keyword arguments of `HeadMonitor`, such as `every`; `page` and `film`: paths of the live page and of

@@ -81,6 +81,8 @@ def _check_logit_settings(rule: Any) -> None:
         _check_count(rule, setting)
         if value != default and not rule.reads_tokens:
             raise RuleError(f"{_name(rule)}({setting}={value!r}): only space='logits' has this setting")
+    if rule.tokens < 2:
+        raise RuleError(f"{_name(rule)}(tokens={rule.tokens}): logits are compared between tokens, so at least 2")
     if rule.circuits not in CIRCUITS:
         raise RuleError(f"{_name(rule)}(circuits={rule.circuits!r}): choose one of {CIRCUITS}")
     if rule.circuits != CIRCUITS[0] and not rule.reads_tokens:
@@ -116,6 +118,11 @@ def _check_act_every(rule: Any) -> None:
         raise RuleError(
             f"{_name(rule)}(act_every={rule.act_every}): the other steps use the gradients as they are, so this rule "
             "may only add repulsion to them; choose stepsize='heads', smoothing=0 and prior='uniform'"
+        )
+    if isinstance(rule.every, int) and rule.every > 1 and rule.every % rule.act_every:
+        raise RuleError(
+            f"{_name(rule)}(every={rule.every}, act_every={rule.act_every}): forces are computed in steps that act; "
+            f"choose a multiple of {rule.act_every} for every, or leave one of them out"
         )
 
 

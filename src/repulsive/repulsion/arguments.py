@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 
 from repulsive.heads.discover import Layout
 from repulsive.heads.layout import HeadGroup
-from repulsive.heads.select import LayersName, Particle, Where
+from repulsive.heads.select import LayersName, Particle, Parts, Where
 from repulsive.particles.named import RuleName
 from repulsive.particles.rule import Rule
 from repulsive.repulsion.settings import ForcePlace, NoisePlace, Order
@@ -17,7 +17,7 @@ class RepelSettings(TypedDict, total=False):
     """The arguments of `repel` except model, optimizer and rule, for `**settings: Unpack[RepelSettings]`."""
 
     layers: LayersName | Sequence[int]
-    parts: str
+    parts: Parts
     where: Where
     particle: Particle
     match: str | Sequence[str] | None

@@ -16,7 +16,8 @@ from repulsive.errors import OptimizerError, warn_user
 from repulsive.heads import find_heads
 from repulsive.heads.discover import Layout, left_out
 from repulsive.heads.layout import HeadGroup
-from repulsive.heads.select import LayersName, Particle, Where
+from repulsive.heads.module_paths import check_model
+from repulsive.heads.select import LayersName, Particle, Parts, Where
 from repulsive.heads.verify import refuse_unproved
 from repulsive.particles.named import NOISE_IN_GRADIENT, RECOMMENDED, RuleName
 from repulsive.particles.rule import Rule
@@ -39,7 +40,7 @@ def repel(
     optimizer: Optimizer,
     rule: Rule | RuleName | None = RECOMMENDED,
     layers: LayersName | Sequence[int] = "all",
-    parts: str = "qkv",
+    parts: Parts = "qkv",
     where: Where = "all",
     particle: Particle = "projection",
     *,
@@ -120,20 +121,22 @@ def repel(
         UserWarning: some groups are not trained or have one head, the optimizer does not compensate for smaller
             gradients (plain SGD, coupled weight decay, a large eps), it amplifies repulsion (Muon, with a rule that
             holds no ratio), or its second moment averages over too few steps for noise. While training: the ratio stays
-            above 1 (median of five measurements after step 100, and of fewer at the end of a short training), a rule
-            between weights has moved heads three times as far apart, or heads that were left out are trained later.
+            above 1 (median of five measurements after step 100; of two if it is above 10, or at the end of a short
+            training), a rule between weights has moved heads three times as far apart, or heads that were left out are
+            trained later.
 
     Example:
         >>> model = nn.TransformerEncoderLayer(16, 4, batch_first=True)
         >>> optimizer = torch.optim.Adam(model.parameters())
         >>> handle = repel(model, optimizer, verbose=False)
     """
-    check_arguments(unknown)
+    check_arguments(unknown, rule)
     checks.check_flags(allow_unproved=allow_unproved, verbose=verbose)
     chosen = checks.resolve_rule(rule)
     if noise_in == "auto" and isinstance(rule, str) and rule in NOISE_IN_GRADIENT:
         noise_in = "gradient"
     settings = checks.check_settings(chosen, Settings(seed, order, max_norm, noise_in, measure_every, force_in))
+    check_model(model)
     refuse_zero(optimizer, model)
     chain = _wrapped_chain(optimizer)
     inner = chain[-1]
@@ -174,7 +177,8 @@ def repel(
     logits = None
     if chosen is not None and chosen.reads_tokens:
         logits = LogitRepulsion(model, groups, cast(SVGD, chosen), settings.seed)
-    handle = Handle(trained, inner, chosen, settings, LateHeads(inner, others, model, selection), logits)
+    late = LateHeads(inner, others, model, selection, only_if_all=given)
+    handle = Handle(trained, inner, chosen, settings, late, logits)
     handle.attach()
     if verbose is not False and _is_first_rank():
         describe = attached_table if verbose else attached_line
@@ -183,15 +187,16 @@ def repel(
     return handle
 
 
-def check_arguments(settings: Mapping[str, object]) -> None:
-    """Check the names of arguments that will be passed to `repel` later.
+def check_arguments(settings: Mapping[str, object], rule: object = None) -> None:
+    """Check the names of arguments that will be passed to `repel` later, with this rule.
 
     Raises:
         UnknownSetting: `repel` has no such argument.
     """
     if settings:
         names = list(inspect.signature(repel).parameters)
-        checks.refuse_unknown(settings, [name for name in names if name not in ("model", "optimizer", "unknown")])
+        known = [name for name in names if name not in ("model", "optimizer", "unknown")]
+        checks.refuse_unknown(settings, known, rule)
 
 
 def unwrap_optimizer(optimizer: Any) -> Optimizer:

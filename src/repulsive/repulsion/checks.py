@@ -15,7 +15,7 @@ from repulsive.errors import RuleError, SelectionError, UnknownSetting, check_wh
 from repulsive.heads.layout import HeadGroup
 from repulsive.heads.module_paths import module_of
 from repulsive.particles.ladder import CosineLadder
-from repulsive.particles.named import RECOMMENDED, known_rules, rule_by_name
+from repulsive.particles.named import RECOMMENDED, RULES, known_rules, rule_by_name
 from repulsive.particles.rule import Rule
 from repulsive.particles.sgld import SGLD
 from repulsive.particles.spos import SPOS
@@ -40,12 +40,13 @@ SELECTION: dict[str, Any] = {
 }
 
 
-def refuse_unknown(settings: Mapping[str, object], known: Collection[str]) -> None:
+def refuse_unknown(settings: Mapping[str, object], known: Collection[str], rule: object = None) -> None:
     """Raise an error for arguments that `repel` does not have.
 
     Args:
         settings: arguments by name.
         known: the names of the arguments of `repel`.
+        rule: the rule that was given, which the advice starts from if it has such a setting.
 
     Raises:
         UnknownSetting: an argument is unknown. The message names the rule that has such a setting, or a similar
@@ -57,7 +58,7 @@ def refuse_unknown(settings: Mapping[str, object], known: Collection[str]) -> No
         owners = [kind for kind in _KINDS if name in _settings_of(kind)]
         if owners:
             names = " and ".join(kind.__name__ for kind in owners)
-            advice = _with_setting(owners[0], name, value)
+            advice = _given_with(rule, name, value) or _with_setting(owners[0], name, value)
             raise UnknownSetting(f"repel has no argument {name!r}: {name} is a setting of {names}: {advice}")
         hint = did_you_mean(name, known)
         if not hint and (near := get_close_matches(name, _settings_of(SVGD), n=1)):
@@ -69,6 +70,25 @@ def _settings_of(kind: type[Rule]) -> list[str]:
     """Return the names of the settings that a kind of rule declares itself."""
     names: Mapping[str, object] = vars(kind).get("__annotations__", {})
     return list(names)
+
+
+def _given_with(rule: object, name: str, value: object) -> str | None:
+    """Write the rule that the user gave with another setting; None if it is the default, or has no such setting."""
+    if isinstance(rule, str):
+        rule = None if rule == RECOMMENDED or rule not in RULES else rule_by_name(rule)
+    if not isinstance(rule, _KINDS):
+        return None
+    own: dict[str, Any] = vars(rule)
+    if name not in own:
+        return None
+    kind = type(rule)
+    settings = {key: one for key, one in own.items() if one != getattr(kind, key, None)}
+    for key in [key for key in settings if getattr(kind, key, None) is None]:  # a default that depends on the others
+        rest = {other: one for other, one in settings.items() if other != key}
+        settings = rest if getattr(kind(**rest), key) == own[key] else settings
+    if name == "alpha" and value != "auto":
+        settings.pop("ratio", None)
+    return _written(kind, {**settings, name: value})
 
 
 def _with_setting(kind: type[Rule], name: str, value: object) -> str:
@@ -84,7 +104,11 @@ def _with_setting(kind: type[Rule], name: str, value: object) -> str:
             del settings["ratio"]
         if name in ("stepsize", "smoothing", "prior"):
             del settings["act_every"]  # it allows no other values
-    settings[name] = value
+    return _written(kind, {**settings, name: value})
+
+
+def _written(kind: type[Rule], settings: Mapping[str, object]) -> str:
+    """Write a rule with some settings as code, or say why they are invalid."""
     try:
         kind(**settings)
     except RuleError as error:
@@ -182,7 +206,7 @@ def check_flags(*, allow_unproved: object, verbose: object) -> None:
     """
     if not isinstance(allow_unproved, bool):
         raise RuleError(f"allow_unproved={allow_unproved!r}: must be True or False")
-    if verbose is not None and not isinstance(verbose, bool | int):
+    if verbose is not None and not isinstance(verbose, bool):
         raise RuleError(f"verbose={verbose!r}: must be True, False or None")
 
 
@@ -284,7 +308,8 @@ def logit_groups(
     parts = selection["parts"]
     if not {"q", "k"} <= set(parts):
         raise RuleError(f"parts={parts!r}: space='logits' moves q and k together; leave parts out, or use parts='qk'")
-    if selection["particle"] != "projection" or selection["layout"] != "heads":
+    is_strided = selection["layout"] != "heads" or any(_is_strided(group) for group in groups)
+    if selection["particle"] != "projection" or is_strided:
         raise RuleError("space='logits' makes its own particles, pairs (q, k) of a head; leave particle and layout out")
     if joined := [group.name for group in groups if len(group.part) > 1 and set(group.part) <= set("qkv")]:
         raise RuleError(
@@ -303,6 +328,13 @@ def logit_groups(
     if "v" not in parts:
         raise RuleError(f"parts={parts!r}: circuits='qk+ov' also moves v; leave parts out")
     return _with_outputs(model, groups, selection["example_inputs"])
+
+
+def _is_strided(group: HeadGroup) -> bool:
+    """Check whether `find_heads` made a group with layout="strided": particles that are not the heads of the model."""
+    rows = group.slices[0].rows
+    is_found = group.proof == "given" and group.family != "by hand"
+    return is_found and rows.shape[0] > 1 and rows.shape[1] > 1 and int(rows[1, 0] - rows[0, 0]) == 1
 
 
 def _with_outputs(model: nn.Module, groups: Sequence[HeadGroup], example_inputs: object) -> list[HeadGroup]:

@@ -23,6 +23,7 @@ _MUCH_SMALLER = 0.5  # warn about factors below this one
 # Optimizers that add weight_decay * weight to the gradient, unless `decoupled_weight_decay` is set.
 _COUPLED_DECAY = (
     torch.optim.SGD,
+    torch.optim.ASGD,
     torch.optim.Adam,
     torch.optim.NAdam,
     torch.optim.RAdam,
@@ -57,7 +58,7 @@ def scale_warnings(rule: Rule | None, groups: Sequence[HeadGroup], optimizer: Op
     if not rule.has_interaction or factor >= _MUCH_SMALLER:  # SGLD's noise is made for the steps that SGD takes
         return
     name, rate = type(optimizer).__name__, _largest(entries, "lr")
-    if isinstance(optimizer, torch.optim.SGD):
+    if isinstance(optimizer, torch.optim.SGD | torch.optim.ASGD):
         yield (
             f"heads get about {factor:.2g} of their gradient (stepsize {rule.stepsize:g}, {count_of(heads, 'head')}), "
             f"and {name} does not rescale it: with lr={rate:g} they learn as with {rate * factor:.2g}. Choose "

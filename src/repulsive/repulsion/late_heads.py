@@ -13,6 +13,7 @@ from repulsive.errors import RepulsiveError, warn_user
 from repulsive.heads import find_heads
 from repulsive.heads.describe import count_of
 from repulsive.heads.layout import HeadGroup
+from repulsive.heads.module_paths import unwrap
 from repulsive.repulsion.parameter_lookup import ParameterLookup
 from repulsive.repulsion.trained_groups import newly_trained, parameter_ids
 
@@ -23,16 +24,24 @@ class LateHeads:
     Args:
         optimizer: the optimizer of the handle.
         untrained: selected heads that the optimizer does not train yet.
-        model: the model; it is not kept alive.
+        model: the model, in which new heads are looked for; it is not kept alive.
         selection: arguments of `find_heads` that select heads; those of a class that needs an example are not found.
+        only_if_all: report new heads only if all older ones were selected. If some were left out, new ones may be, too.
     """
 
     def __init__(
-        self, optimizer: Optimizer, untrained: Sequence[HeadGroup], model: nn.Module, selection: Mapping[str, Any]
+        self,
+        optimizer: Optimizer,
+        untrained: Sequence[HeadGroup],
+        model: nn.Module,
+        selection: Mapping[str, Any],
+        *,
+        only_if_all: bool = False,
     ) -> None:
         self._optimizer = optimizer
         self._untrained = list(untrained)
-        self._model = weakref.ref(model)
+        self._model = weakref.ref(unwrap(model))  # the wrapper may be gone soon
+        self._only_if_all = only_if_all
         self._selection = {**selection, "example_inputs": None}
         self._has_warned = False
         self._lookup = ParameterLookup(part for group in untrained for part in group.slices)
@@ -73,13 +82,16 @@ class LateHeads:
     def _new_heads(self, repelled: Sequence[HeadGroup]) -> list[str]:
         """Return the names of heads whose parameters are new in the optimizer and in no group."""
         added = parameter_ids(self._optimizer) - self._known
-        added -= {id(p) for group in (*repelled, *self._untrained) for p in group.parameters()}
+        selected = {id(p) for group in (*repelled, *self._untrained) for p in group.parameters()}
+        added -= selected
         model = self._model()
         if not added or model is None:
             return []
         try:
             groups = find_heads(model, **self._selection)
         except RepulsiveError:  # the model has changed so much that the selection does not fit it
+            return []
+        if self._only_if_all and {id(p) for group in groups for p in group.parameters()} - selected - added:
             return []
         return [
             group.name

@@ -36,6 +36,7 @@ from repulsive.repulsion.trained_groups import entries_with_heads
 
 # A ratio in the gradient, and what Muon makes of it in one step, and in steps with their momentum (results/optimizers).
 IN_GRADIENT, IN_ONE_STEP, IN_STEPS = 0.03, 0.1, 0.7
+_ORTHOGONALISING = ("muon", "dion", "scion", "shampoo")  # in names of classes
 
 
 class StepForce:
@@ -187,17 +188,18 @@ def choose_place(
         refused = f"force_in='step' would avoid this, but cannot be used here: {reason}"
         remedy = f"{refused}. Or use another optimizer for the heads"
     return "gradient", (
-        f"{type(optimizer).__name__} orthogonalises its updates, which amplifies repulsion in the gradient: a ratio of "
-        f"{IN_GRADIENT} was measured as {IN_ONE_STEP} of one step and {IN_STEPS} of the steps over time, and norms "
-        f"grow. {remedy}"
+        f"{type(optimizer).__name__} orthogonalises its updates, which amplifies repulsion in the gradient: under Muon "
+        f"a ratio of {IN_GRADIENT} was measured as {IN_ONE_STEP} of one step and {IN_STEPS} of the steps over time, "
+        f"and norms grow. {remedy}"
     )
 
 
 def orthogonalises(optimizer: Optimizer, groups: Sequence[HeadGroup]) -> bool:
-    """Check whether an optimizer orthogonalises the updates of heads: Muon and classes named after it.
+    """Check whether an optimizer orthogonalises the updates of heads: Muon, Dion, Scion and Shampoo, by class name.
 
     Implementations that train other parameters with Adam mark their parameter groups with `use_muon`.
     """
-    if not any("muon" in kind.__name__.lower() for kind in type(optimizer).__mro__):
+    names = [kind.__name__.lower() for kind in type(optimizer).__mro__]
+    if not any(word in name for name in names for word in _ORTHOGONALISING):
         return False
     return any(entry.get("use_muon", True) for entry in entries_with_heads(optimizer, groups))

@@ -12,13 +12,14 @@ FIRST_STEP = 100  # earlier, q and k may have tiny gradients, which makes the ra
 LAST = 5  # number of measurements of which the median counts: a single step says little
 _FEWEST = 2  # number of measurements that are enough at the end of a short training
 _TOO_STRONG = 1.01  # a target ratio of 1 is measured as 1 up to rounding
+_FAR_TOO_STRONG = 10.0  # so far above 1 that two measurements are enough, and one at the end
 
 
 class StrengthMonitor:
     """Watch the ratio |repulsion| / |drive| of all groups, without synchronising with the device.
 
     Repulsion is too strong if the median over groups is above 1 in the median of the last five measurements, from step
-    100 on. On a GPU a measurement is read when the next one is made.
+    100 on, or above 10 in each of the last two. On a GPU a measurement is read when the next one is made.
 
     Example:
         >>> import torch
@@ -52,17 +53,19 @@ class StrengthMonitor:
             one.send()
         self._pending = measured
         self._read()
-        return self._judge(fewest=LAST)
+        return self._judge(fewest=LAST, fewest_far=_FEWEST)
 
     def finish(self) -> float | None:
         """Judge a training that has ended, by fewer measurements if it was short; returns the same as `observe`."""
         if self._is_done:
             return None
         self._read(wait=True)
-        return self._judge(fewest=_FEWEST)
+        return self._judge(fewest=_FEWEST, fewest_far=1)
 
-    def _judge(self, *, fewest: int) -> float | None:
-        if len(self._medians) < fewest or not median(self._medians) > _TOO_STRONG:
+    def _judge(self, *, fewest: int, fewest_far: int) -> float | None:
+        count = len(self._medians)
+        is_far = count >= fewest_far and min(list(self._medians)[-fewest_far:]) > _FAR_TOO_STRONG
+        if not is_far and (count < fewest or not median(self._medians) > _TOO_STRONG):
             return None
         self._is_done = True
         return median(self._medians)

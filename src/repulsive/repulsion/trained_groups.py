@@ -35,7 +35,12 @@ def split_trained(groups: Sequence[HeadGroup], optimizer: Optimizer) -> tuple[li
             trained.append(group)
     shown = list_first(reasons, _SHOWN, "; ")
     if not trained:
-        raise OptimizerError(f"the optimizer trains none of the selected heads: {shown}. {_remedy(reasons)}")
+        if any(group.is_attention for group in groups):
+            raise OptimizerError(f"the optimizer trains none of the selected heads: {shown}. {_remedy(reasons)}")
+        raise OptimizerError(
+            f"the optimizer trains no group with all of its particles: {shown}. Make groups of those that it trains, "
+            "or unfreeze the others and give them to the optimizer"
+        )
     if reasons:
         warn_user(f"{len(reasons)} of {len(groups)} groups of heads are left out: {shown}")
     return trained, others

@@ -76,6 +76,12 @@ def test_groups_without_the_needed_parts_are_refused(parts, particle, rule, mess
         repel(model, torch.optim.AdamW(model.parameters()), rule, groups=groups)
 
 
+def test_strided_groups_are_refused():
+    model = encoder()
+    with pytest.raises(RuleError, match="leave particle and layout out"):
+        repel(model, torch.optim.AdamW(model.parameters()), RULE, groups=find_heads(model, layout="strided"))
+
+
 def test_an_output_projection_that_names_do_not_show_is_refused_with_the_remedy():
     model = own().model
     groups = find_heads(model, ids())
@@ -286,3 +292,17 @@ def test_additive_attention_is_refused_by_name():
     model = AdditiveAttention(8, 6, 3)
     with pytest.raises(RuleError, match="Additive and graph attention"):
         repel(model, torch.optim.Adam(model.parameters()), RULE)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokens": 1}, "compared between tokens, so at least 2"),
+        ({"act_every": 4, "every": 2}, "choose a multiple of 4 for every"),
+        ({"act_every": 4, "every": 6}, "choose a multiple of 4 for every"),
+    ],
+)
+def test_settings_without_a_meaning_are_refused(settings, message):
+    with pytest.raises(RuleError, match=message):
+        SVGD("heads", 0.05, space="logits", **settings)
+    SVGD("heads", 0.05, space="logits", act_every=4, every=8), SVGD("heads", 0.05, space="logits", act_every=4, every=1)
