@@ -169,8 +169,8 @@ The runs took {sum(run["seconds"] for run in runs):,} s on a busy machine, with 
 SGLD at T = 1. *Step* is the effective step: step times curvature along the stiffest direction. Chains start from the
 target. They take 10 / step steps before the first sample, and 20 / step with a fixed second moment; then 5 / step
 steps. (Noise in the parameter or gradient: see `studies/sampling/run.py`.) Standard errors are computed over
-independent chains, and are at most {max(errors):.3f}. All runs use the same random numbers, so that errors by chance
-are similar in all rows.
+independent chains, and are at most {max(errors):.3f} with `noise_in="optimizer"`. All runs use the same random numbers,
+so that errors by chance are similar in all rows.
 
 ## Three settings of `noise_in`
 
