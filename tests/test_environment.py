@@ -207,3 +207,40 @@ def test_versions_are_compared_by_number(installed, version, oldest, problem):
 def test_triton_of_nightly_builds_counts(installed):
     installed({"triton": None, "pytorch-triton": "3.9.0"})
     assert check_package(Requirement("triton", (), "3.2")).version == "3.9.0"
+
+
+BROKEN = "raise RuntimeError('operator torchvision::nms does not exist')\n"
+
+
+@pytest.fixture
+def broken_torchvision(tmp_path, monkeypatch):
+    """A torchvision that was built for another torch: its import fails."""
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(BROKEN)
+    about = tmp_path / "torchvision-0.9.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.9\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    return tmp_path
+
+
+def test_a_torchvision_for_another_torch_is_a_problem(broken_torchvision, capsys):
+    code, out = doctor(capsys)
+    assert code == 1
+    assert "  torchvision: 0.9 cannot be imported with torch " in out
+    assert "(RuntimeError: operator torchvision::nms does not exist); install the version for this torch" in out
+
+
+@pytest.mark.parametrize("words", [("bench", "--model", "gpt2"), ("heads", "FOLDER")])
+def test_commands_name_a_torchvision_for_another_torch(words, broken_torchvision, tmp_path):
+    pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}))
+    path = f"import sys; sys.path.insert(0, {str(broken_torchvision)!r})"
+    code = f"{path}; from repulsive.cli import main; main(sys.argv[1:])"
+    given = [str(tmp_path) if word == "FOLDER" else word for word in words]
+    done = subprocess.run([sys.executable, "-c", code, *given], capture_output=True, text=True, timeout=120)
+    if done.returncode == 0:
+        pytest.skip("this version of transformers does not import torchvision for a language model")
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "RuntimeError: operator torchvision::nms does not exist" in done.stderr and done.stderr.count("\n") == 1

@@ -129,7 +129,7 @@ def list_first(items: Sequence[object], most: int, separator: str = ", ") -> str
 def short_message(error: BaseException) -> str:
     r"""Format an error of another package for a message: its type and text, as one line of at most 160 characters.
 
-    A final full stop is left out, because the message goes on.
+    A final full stop is left out, because the message goes on. A failed import is described by its cause.
 
     Example:
         >>> short_message(ValueError("first line\nsecond line."))
@@ -137,7 +137,16 @@ def short_message(error: BaseException) -> str:
         >>> short_message(ValueError())
         'ValueError'
     """
+    if isinstance(error, ImportError):
+        error = first_cause(error)
     return shorten(f"{type(error).__name__}: {error}".rstrip(".: \n"), 160, placeholder=" ...")
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return the error that an error was raised from, or that one was raised from, and so on."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def os_reason(error: OSError) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import sys
@@ -17,7 +18,7 @@ from repulsive.environment.requirements import (
     read_requirements,
     resolve,
 )
-from repulsive.errors import ConfigError
+from repulsive.errors import ConfigError, short_message
 from repulsive.extras import NAME, install_command
 from repulsive.plugins import GROUPS, list_plugins, package_of
 from repulsive.triton_setting import use_triton
@@ -97,6 +98,7 @@ class Environment:
         variables: environment variables of this package that are set.
         extras: all extras.
         plugins: entry points of other packages; they are not imported.
+        torchvision: why this package, which transformers and timm import, does not work; "" if it does, or is missing.
     """
 
     version: str
@@ -110,15 +112,17 @@ class Environment:
     variables: dict[str, str]
     extras: tuple[Extra, ...]
     plugins: tuple[Plugin, ...]
+    torchvision: str = ""
 
     @property
     def problems(self) -> list[str]:
-        """One line for each required package that is missing, too old or broken."""
-        return [f"{package.name}: {package.problem}" for package in self.required if package.problem]
+        """One line for each package that is required and missing or too old, or that breaks others."""
+        required = [f"{package.name}: {package.problem}" for package in self.required if package.problem]
+        return [*required, f"torchvision: {self.torchvision}"] if self.torchvision else required
 
 
 def collect() -> Environment:
-    """Gather the facts. Imports torch if it is there; every other package is looked up without an import."""
+    """Gather the facts. Imports torch and torchvision if they are there; other packages are looked up only."""
     requirements = read_requirements()
     torch = _torch()
     needed = requirements.required or (Requirement("torch"),)  # without metadata, torch is still needed
@@ -151,7 +155,21 @@ def collect() -> Environment:
         plugins=tuple(
             Plugin(group, entry.name, package_of(entry)) for group in GROUPS for entry in list_plugins(group)
         ),
+        torchvision=_torchvision(torch),
     )
+
+
+def _torchvision(torch: Torch) -> str:
+    """Return why an installed torchvision cannot be imported: one for another torch breaks transformers, too."""
+    version = installed_version("torchvision")
+    if version is None or torch.version is None:
+        return ""
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:
+        reason = short_message(error)
+        return f"{version} cannot be imported with torch {torch.version} ({reason}); install the version for this torch"
+    return ""
 
 
 def _torch() -> Torch:

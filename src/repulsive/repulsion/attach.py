@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from repulsive.errors import OptimizerError, warn_user
+from repulsive.errors import OptimizerError, SelectionError, warn_user
 from repulsive.heads import find_heads
 from repulsive.heads.discover import Layout, left_out
 from repulsive.heads.layout import HeadGroup
@@ -136,6 +136,8 @@ def repel(
     if noise_in == "auto" and isinstance(rule, str) and rule in NOISE_IN_GRADIENT:
         noise_in = "gradient"
     settings = checks.check_settings(chosen, Settings(seed, order, max_norm, noise_in, measure_every, force_in))
+    if isinstance(model, Optimizer) and isinstance(optimizer, nn.Module):
+        raise SelectionError("the arguments are swapped; write repel(model, optimizer)")
     check_model(model)
     refuse_zero(optimizer, model)
     chain = _wrapped_chain(optimizer)

@@ -9,7 +9,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -55,8 +55,11 @@ def write_whole(path: Path, data: bytes) -> None:
     try:
         write_synced(temporary, data)
         os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        if error.filename == str(temporary):
+            error.filename = str(path)  # what the caller asked for
         raise
     sync_folder(path.parent)
 

@@ -63,7 +63,7 @@ def with_attention(config: Any, make: Callable[[str], _T]) -> _T:
             try:
                 return make("eager")
             except Exception:
-                raise error from None
+                raise error from error.__cause__  # without the second error
 
 
 def check_size(config: Any, make: Callable[[str], Any], where: object) -> None:

@@ -157,3 +157,22 @@ def test_weights_with_a_metric_that_is_no_number_are_not_the_best(accuracies, be
     validate, values = made.task.validate, iter(accuracies)
     made.task.validate = lambda model: Evaluation(validate(model).metrics | {"accuracy": next(values)})
     assert made.run()["best_step"] == best
+
+
+@pytest.mark.parametrize("part", ["dev", "test"])
+def test_an_infinite_score_stops_the_run(part, data, tmp_path):
+    made = tiny.loop(tiny.Spec(tiny.recipe(data), tmp_path, "cpu"))
+    name = "validate" if part == "dev" else "evaluate"
+    score = getattr(made.task, name)
+
+    def infinite(model, *split):
+        evaluation = score(model, *split)
+        return (
+            Evaluation({**evaluation.metrics, "nll": math.inf}, evaluation.items)
+            if split in ((), (part,))
+            else evaluation
+        )
+
+    setattr(made.task, name, infinite)
+    assert re.match(rf"step \d+: the nll of the {part} set is infinite\. Lower optimizer\.lr", fails(made))
+    assert (tmp_path / "diverged.txt").exists() and not (tmp_path / "result.json").exists()

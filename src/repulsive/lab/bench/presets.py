@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from repulsive.errors import SelectionError, did_you_mean
+from repulsive.errors import RepulsiveError, SelectionError, did_you_mean, short_message
 
 MASKED_SHARE = 0.15  # share of masked tokens, as in BERT
 MASK_ID = 103  # [MASK] of BERT's vocabulary
@@ -64,19 +64,28 @@ class Preset:
             layers: depth, if not the preset's.
             length: length of the sequences that the model has to accept.
             overrides: further settings, such as a smaller width for tests.
+
+        Raises:
+            RepulsiveError: transformers cannot import the model.
         """
         import transformers
 
         settings = {**self.settings, **(overrides or {})}
         if layers is not None:
             settings[self.depth] = layers
-        kind = getattr(transformers, self.config)
+        try:
+            kind, build = getattr(transformers, self.config), getattr(transformers, self.model)
+        except ImportError as error:  # transformers imports the classes now
+            reason = short_message(error)
+            raise RepulsiveError(
+                f"transformers cannot import {self.model}: {reason}; see `repulsive doctor`"
+            ) from error
         if self.positions is not None:
             settings[self.positions] = max(getattr(kind(**settings), self.positions), length)
         cuda = [torch.cuda.current_device()] if device == "cuda" else []
         with torch.random.fork_rng(devices=cuda), torch.device(device):
             torch.manual_seed(SEED)
-            model: nn.Module = getattr(transformers, self.model)(kind(**settings))
+            model: nn.Module = build(kind(**settings))
         return model.train()
 
     def inputs(self, config: Any, batch: int, length: int, device: str) -> dict[str, Tensor]:

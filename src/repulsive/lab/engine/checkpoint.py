@@ -100,12 +100,14 @@ class Checkpoints:
             CheckpointError: all checkpoints are damaged.
         """
         damaged = []
-        for path in self.paths():
+        paths = list(self.paths())
+        for path in paths:
             try:
                 return load(path)
             except CheckpointError as error:
                 damaged.append(str(error))
-                warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=2)
+                if path != paths[-1]:
+                    warnings.warn(f"{error}; trying the checkpoint before it", stacklevel=2)
         if damaged:
             raise CheckpointError(
                 f"all checkpoints in {self.folder} are damaged: {damaged[0]}. Remove that folder to start again"

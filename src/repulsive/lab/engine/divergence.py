@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from repulsive.errors import DivergedError, RunError, list_first
 from repulsive.lab.engine.loss_meter import Meter
 from repulsive.lab.engine.processes import Processes
 from repulsive.lab.engine.runs import RunFolder
+from repulsive.lab.engine.scores import COMPARED
 from repulsive.lab.engine.task import Task
 from repulsive.repulsion.logits.repulsion import NoTokensWarning
 from repulsive.repulsion.model_collapse import CollapseDetector
@@ -53,6 +55,24 @@ class DivergenceGuard:
         if not bool(torch.stack([x.isfinite().all() for x in floats]).all()):
             self._diverged(step, "its update made weights that are not finite numbers")
 
+    def check_scores(self, step: int, part: str, metrics: Mapping[str, float]) -> None:
+        """Raise `DivergedError` if a loss of a data split is infinite: finite losses of batches can add up to that.
+
+        Args:
+            step: steps taken so far.
+            part: name of the data split.
+            metrics: name -> number.
+        """
+        if infinite := [name for name in COMPARED if math.isinf(metrics.get(name, 0.0))]:
+            self._stop(f"step {step}: the {infinite[0]} of the {part} set is infinite. {self._remedy}")
+
+    @property
+    def _remedy(self) -> str:
+        return (
+            "Lower optimizer.lr, set optimizer.clip, or lower method.alpha or method.stepsize, and train with another "
+            f"--out ({self._folder.path} keeps its last good checkpoint)"
+        )
+
     def watch_for_collapse(self, step: int, loss: float, drive: float) -> None:
         """Warn of a collapsed model, or stop its training; see `CollapseDetector.observe` for the arguments."""
         message = self._collapse.observe(step, loss, drive)
@@ -72,8 +92,7 @@ class DivergenceGuard:
         items = list_first(batch.indices.tolist(), 8)
         self._stop(
             f"step {step}: {problem}; items {items} of the training set were in the batch. "
-            "Nothing of that step is saved. Lower optimizer.lr, set optimizer.clip, or lower method.alpha or "
-            f"method.stepsize, and train with another --out ({self._folder.path} keeps its last good checkpoint)"
+            f"Nothing of that step is saved. {self._remedy}"
         )
 
     def _stop(self, reason: str) -> NoReturn:

@@ -58,7 +58,8 @@ def write_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        remedy = "choose" if isinstance(error, PermissionError) else "make room, or choose"
         raise RunError(
-            f"{path}: cannot be written ({error.strerror or error}); make room, or choose another --out, and run the "
-            "same command again"
+            f"{path}: cannot be written ({error.strerror or error}); {remedy} another --out, and run the same command "
+            "again"
         ) from None

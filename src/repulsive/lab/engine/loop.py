@@ -201,6 +201,7 @@ class Loop:
         self.bare.eval()
         with torch.inference_mode():
             metrics = self.task.validate(self.bare).metrics
+        self._guard.check_scores(self.step, "dev", metrics)
         self._report("dev", metrics)
         value = metrics[self.task.select_by]
         if self.best is None or value > self.best["value"] or math.isnan(self.best["value"]):
@@ -211,7 +212,9 @@ class Loop:
     def _evaluate(self, part: str) -> Evaluation:
         self.bare.eval()
         with torch.inference_mode():
-            return self.task.evaluate(self.bare, part)
+            evaluation = self.task.evaluate(self.bare, part)
+        self._guard.check_scores(self.step, part, evaluation.metrics)
+        return evaluation
 
     def _report(self, kind: str, values: dict[str, float]) -> None:
         self.processes.run_on_main(lambda: self.folder.log(kind, self.step, values))

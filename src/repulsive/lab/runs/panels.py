@@ -48,8 +48,7 @@ def similarity(measured: Runs) -> Panel:
         )
     lead[0] += (
         " The cosine of weights compares the heads' rows of a projection; cosines of attention and outputs are means "
-        "over items and tokens. Orthogonal and opposite heads have the same colour. Effective heads are computed "
-        "from the weights."
+        "over items and tokens. Effective heads are computed from the weights."
     )
     sheet = Sheet("Mean over pairs of heads, and over layers where there are several", ["method", *shown, "of"], rows)
     return Panel("Similarity of heads", lead, grids, sheets=[sheet])

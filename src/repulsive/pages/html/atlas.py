@@ -154,8 +154,8 @@ def _legend(layers: Sequence[AtlasLayer], compares: bool = False) -> str:
     if any(layer.weights is not None for layer in layers):
         below, above = ("".join(f'<i class="{step}"></i>' for step in steps) for steps in (_BELOW, _ABOVE))
         page += (
-            f'<p class="scale"><span>1/16 of uniform</span>{below}<span class="zero">uniform</span>{above}'
-            "<span>16 times uniform</span></p>\n"
+            f'<p class="scale"><span>1/16</span>{below}<span class="zero">uniform</span>{above}'
+            "<span>16 times</span></p>\n"
         )
     shown = {kind for layer in layers for kind in layer.kinds if kind}
     items = [
