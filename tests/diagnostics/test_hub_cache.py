@@ -10,6 +10,7 @@ from repulsive.cli.app import run
 from repulsive.diagnostics.loading.hub_cache import cache_folder, cached_model, cached_names, is_model_name
 from repulsive.diagnostics.loading.import_path import LoadError
 from repulsive.diagnostics.loading.model import load_architecture, load_model
+from repulsive.heads import find_heads
 
 transformers = pytest.importorskip("transformers")
 NAME, COMMIT = "tiny-lab/little_llama.v2", "0123456789abcdef0123456789abcdef01234567"
@@ -97,7 +98,7 @@ def test_a_folder_of_that_name_comes_first(cache, saved, tmp_path):
     saved_config = transformers.LlamaConfig.from_pretrained(saved)
     saved_config.num_hidden_layers = 2
     transformers.LlamaForCausalLM(saved_config).save_pretrained(local)
-    assert len(load_architecture(NAME).layers) == len(load_model(NAME).model.model.layers) == 2
+    assert len(load_architecture(NAME).model.layers) == len(load_model(NAME).model.model.layers) == 2
     assert load_model(NAME).revision == ""
 
 
@@ -138,4 +139,10 @@ def test_code_of_a_snapshot_does_not_run(cache):
     config.write_text(json.dumps(entries))
     (config.parent / "trap.py").write_text("raise SystemExit(7)\n")
     assert type(load_model(NAME).model).__name__ == "LlamaForCausalLM"
-    assert type(load_architecture(NAME)).__name__ == "LlamaModel"
+    assert type(load_architecture(NAME)).__name__ == "LlamaForCausalLM"
+
+
+def test_heads_have_the_same_names_with_and_without_weights(saved):
+    models = load_architecture(str(saved)), load_model(str(saved)).model
+    bare, loaded = ([group.name for group in find_heads(model)] for model in models)
+    assert bare == loaded and bare[0].startswith("model.layers.0.")

@@ -159,7 +159,10 @@ def _architecture_from_folder(folder: Path) -> nn.Module:
     transformers, config = _import_transformers(), _read_config(folder)
 
     def from_config(attention: str) -> Any:
-        return transformers.AutoModel.from_config(config, trust_remote_code=False, attn_implementation=attention)
+        kind = _model_class(transformers, config)  # so that heads have the names that they have in the saved model
+        if kind is transformers.AutoModel:
+            return kind.from_config(config, trust_remote_code=False, attn_implementation=attention)
+        return kind._from_config(config, attn_implementation=attention)
 
     try:
         with torch.device("meta"):  # shapes are enough, and models of any size fit
