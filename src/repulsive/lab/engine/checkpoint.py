@@ -100,7 +100,7 @@ class Checkpoints:
             CheckpointError: all checkpoints are damaged.
         """
         damaged = []
-        paths = list(self.paths())
+        paths = self.paths()
         for path in paths:
             try:
                 return load(path)
