@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from repulsive import SVGD, RuleError, StateError
+from repulsive import SVGD, RuleError, SelectionError, StateError
 from repulsive.integrations.transformers import STATE_KEY, RepulsiveCallback
 from repulsive.repulsion import Until, unwrap_optimizer
 from tests.integrations.training import LOGITS, RULES, Copies, llama, step_by_hand, weights
@@ -284,6 +284,12 @@ def test_a_misspelt_argument_fails_at_once():
         RepulsiveCallback(alpha=0.1)
     with pytest.raises(RuleError, match="did you mean 'sphere'"):
         RepulsiveCallback("shpere")
+    with pytest.raises(RuleError, match="verbose='no': must be True, False or None"):
+        RepulsiveCallback(verbose="no")
+    with pytest.raises(SelectionError, match=r"a list of indices, such as \[3\]"):
+        RepulsiveCallback(layers=3)
+    with pytest.raises(SelectionError, match="got 'all'; leave groups out"):
+        RepulsiveCallback(groups="all")
 
 
 def test_two_callbacks_resume_their_own_states(tmp_path):

@@ -55,7 +55,8 @@ def find_heads(
         layout: "heads", or "strided" for comparison: feature c belongs to particle c mod M, as in one public release.
         layers: "all", "first" or "last" of each stack, or a list of indices.
         parts: any of the letters q, k, v.
-        where: "encoder", "decoder", "cross" or "all".
+        where: "encoder", "decoder", "cross" or "all". In a model with one stack of layers, "encoder" and "decoder" both
+            mean that stack.
         particle: "projection" keeps q, k and v apart; "head" joins those of one head into one vector.
         match: patterns (fnmatch) on group names.
 

@@ -69,6 +69,11 @@ def check_words(
     """
     if isinstance(layers, str):
         _check_choice("layers", layers, get_args(LayersName))
+    elif not isinstance(layers, Iterable):
+        example = layers if isinstance(layers, int) and not isinstance(layers, bool) else 0
+        raise SelectionError(
+            f"layers={layers!r}: expected 'all', 'first', 'last' or a list of indices, such as [{example}]"
+        )
     _check_choice("where", where, get_args(Where))
     _check_choice("particle", particle, get_args(Particle))
     if not isinstance(parts, str) or not parts or set(parts) - set("qkv"):
@@ -139,11 +144,6 @@ def _by_layer(groups: list[HeadGroup], layers: LayersName | Sequence[int]) -> li
             return groups
         return [g for g in groups if g.layer == (0 if layers == "first" else depth[g.stack, g.where] - 1)]
     deepest = max(depth.values())
-    if not isinstance(layers, Iterable):
-        example = layers if isinstance(layers, int) and not isinstance(layers, bool) else 0
-        raise SelectionError(
-            f"layers={layers!r}: expected 'all', 'first', 'last' or a list of indices, such as [{example}]"
-        )
     numbers = [operator.index(n) if hasattr(n, "__index__") and not isinstance(n, bool) else n for n in layers]
     wrong = [n for n in numbers if not isinstance(n, int) or isinstance(n, bool) or not -deepest <= n < deepest]
     if wrong:

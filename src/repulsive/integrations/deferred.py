@@ -18,7 +18,7 @@ from repulsive.particles.named import RuleName
 from repulsive.particles.rule import Rule
 from repulsive.repulsion import Handle, repel
 from repulsive.repulsion.attach import check_arguments
-from repulsive.repulsion.checks import SELECTION, check_given, check_settings, resolve_rule
+from repulsive.repulsion.checks import SELECTION, check_flags, check_given, check_groups, check_settings, resolve_rule
 from repulsive.repulsion.model_collapse import CollapseDetector
 from repulsive.repulsion.settings import Settings
 
@@ -172,7 +172,10 @@ def _check(rule: object, settings: Mapping[str, object]) -> None:
         **{name: settings[name] for name in ("layers", "parts", "where", "particle", "match") if name in settings}
     )
     check_layout(settings.get("layout", SELECTION["layout"]))
+    flags = {"allow_unproved": False, "verbose": None}
+    check_flags(**{name: settings.get(name, default) for name, default in flags.items()})
     if settings.get("groups") is not None:
+        check_groups(settings["groups"])
         check_given({**SELECTION, **{name: settings[name] for name in SELECTION if name in settings}})
     own: dict[str, Any] = {field.name: settings[field.name] for field in fields(Settings) if field.name in settings}
     if own.get("max_norm") is None and own.get("order") == "repel-clip":

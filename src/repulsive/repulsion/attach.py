@@ -74,7 +74,8 @@ def repel(
             **Which heads** (`groups` replaces the others):
         layers: "all", "first" or "last" of each stack of layers, or a list of indices.
         parts: any of the letters q, k, v.
-        where: "encoder", "decoder", "cross" or "all".
+        where: "encoder", "decoder", "cross" or "all". In a model with one stack of layers, "encoder" and "decoder" both
+            mean that stack.
         particle: "projection" keeps q, k and v apart; "head" joins them into one particle per head.
         match: pattern or patterns on group names, such as "*.layer.0.*".
         layout: "heads", or "strided" for the slices of the authors' released code.

@@ -127,10 +127,11 @@ def resolve_rule(rule: object) -> Rule | None:
         return rule_by_name(rule)
     if rule is None or isinstance(rule, Rule):
         return rule
-    hint = f"; did you mean {rule.__name__}()?" if isinstance(rule, type) and issubclass(rule, Rule) else ""
+    if isinstance(rule, type) and issubclass(rule, Rule):
+        raise RuleError(f"rule={rule.__name__} is a class; did you mean {rule.__name__}()?")
     names = ", ".join(known_rules())
     raise RuleError(
-        f"rule={short_repr(rule)} is not a rule{hint}; give SVGD(), SPOS(), SGLD(), one of the names {names}, or None"
+        f"rule={short_repr(rule)} is not a rule; give SVGD(), SPOS(), SGLD(), one of the names {names}, or None"
     )
 
 
@@ -235,6 +236,8 @@ def check_groups(groups: object) -> list[HeadGroup]:
     expected = "groups: expected a list of groups from find_heads, heads_by_hand, group_modules or group_stacked"
     if isinstance(groups, HeadGroup):
         raise SelectionError(f"{expected}, got a single group; write groups=[group]")
+    if isinstance(groups, str):
+        raise SelectionError(f"{expected}, got {groups!r}; leave groups out to select all heads")
     if not isinstance(groups, Iterable):
         raise SelectionError(f"{expected}, got {type(groups).__name__}")
     members = list(groups)
