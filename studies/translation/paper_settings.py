@@ -36,7 +36,7 @@ import argparse
 import dataclasses
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -71,15 +71,35 @@ def make_spec(row: PaperRow, seed: int, arguments: argparse.Namespace) -> Spec:
 
 def cohorts(arguments: argparse.Namespace) -> Iterator[tuple[str, dict[Key, Spec]]]:
     """Yield the runs that train side by side, the most urgent first, with a name."""
-    seeds = range(arguments.seeds)
+    counts = {name: arguments.seeds if own is None else own for name, own in arguments.rows}
+
+    def specs_of(rows: Iterable[PaperRow], seed: int) -> dict[Key, Spec]:
+        chosen = [row for row in rows if seed < counts.get(row.name, 0)]
+        return {(row.name, seed): make_spec(row, seed, arguments) for row in chosen}
+
+    seeds = range(max(counts.values()))
     if arguments.together:
-        rows = [row for row in ROWS.values() if row.name in arguments.rows]
-        yield "gate", {(row.name, seed): make_spec(row, seed, arguments) for seed in seeds for row in rows}
+        yield "gate", {key: spec for seed in seeds for key, spec in specs_of(ROWS.values(), seed).items()}
         return
     for number, group in enumerate(GROUPS):
-        rows = [row for row in group if row.name in arguments.rows]
-        for seed in seeds if rows else ():
-            yield f"gate-{number}-{seed}", {(row.name, seed): make_spec(row, seed, arguments) for row in rows}
+        for seed in seeds:
+            if specs := specs_of(group, seed):
+                yield f"gate-{number}-{seed}", specs
+
+
+def row_and_seeds(text: str) -> tuple[str, int | None]:
+    """Parse an argument of `--rows`: a row, or a row and its number of seeds.
+
+    Example:
+        >>> row_and_seeds("plain"), row_and_seeds("disagreement:1")
+        (('plain', None), ('disagreement', 1))
+    """
+    name, _, count = text.partition(":")
+    if name not in ROWS:
+        raise argparse.ArgumentTypeError(f"{name!r} is no row; choose from {', '.join(ROWS)}")
+    if count and not (count.isdecimal() and int(count)):
+        raise argparse.ArgumentTypeError(f"{text!r}: the number of seeds must be a whole number, at least 1")
+    return name, int(count) if count else None
 
 
 def run(arguments: argparse.Namespace, records: Records) -> None:
@@ -158,7 +178,9 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--records", type=Path, default=Path("results/translation/paper_settings"))
     parser.add_argument("--results", type=Path, default=Path("results/translation"), help="folder of the tables")
     parser.add_argument("--name", default="paper_settings", help="of the files of the tables, without endings")
-    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=list(ROWS), help="all by default")
+    rows = [(name, None) for name in ROWS]
+    about = "all by default; NAME:N trains N seeds of a row"
+    parser.add_argument("--rows", nargs="+", default=rows, type=row_and_seeds, metavar="NAME", help=about)
     parser.add_argument("--seeds", type=int, default=3, help="numbered from 0")
     parser.add_argument("--together", action="store_true", help="train all rows and seeds side by side")
     parser.add_argument("--epochs", type=int, default=EPOCHS)
