@@ -138,11 +138,11 @@ def short_message(error: BaseException) -> str:
         'ValueError'
     """
     if isinstance(error, ImportError):
-        error = first_cause(error)
+        error = _first_cause(error)
     return shorten(f"{type(error).__name__}: {error}".rstrip(".: \n"), 160, placeholder=" ...")
 
 
-def first_cause(error: BaseException) -> BaseException:
+def _first_cause(error: BaseException) -> BaseException:
     """Return the error that an error was raised from, or that one was raised from, and so on."""
     while error.__cause__ is not None:
         error = error.__cause__

@@ -96,7 +96,7 @@ def row_and_seeds(text: str) -> tuple[str, int | None]:
     """
     name, _, count = text.partition(":")
     if name not in ROWS:
-        raise argparse.ArgumentTypeError(f"{name!r} is no row; choose from {', '.join(ROWS)}")
+        raise argparse.ArgumentTypeError(f"{name!r} is not a row; choose from {', '.join(ROWS)}")
     if count and not (count.isdecimal() and int(count)):
         raise argparse.ArgumentTypeError(f"{text!r}: the number of seeds must be a whole number, at least 1")
     return name, int(count) if count else None

@@ -88,6 +88,7 @@ def test_unknown_arguments_say_where_they_belong(options, text, make_model):
         ),
         (SVGD(space="sphere"), {"alpha": -1}, "SVGD(alpha=-1): must be a number >= 0"),
         ("sgld", {"beta": 10.0}, "rule=SPOS(beta=10.0)"),
+        ("sphere", {"kernel": "imq"}, "space='sphere', ratio=0.01, act_every=4, kernel='imq')"),
         (None, {"space": "logits"}, "rule=SVGD(stepsize='heads', space='logits')"),
     ],
 )

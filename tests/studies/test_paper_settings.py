@@ -64,7 +64,7 @@ def test_rows_can_have_fewer_seeds_than_others(script, data, tmp_path, capsys):
     more = ("--rows", "plain", "disagreement:1", "--seeds", "2", "--together")
     ((_, specs),) = script.cohorts(arguments(script, data, tmp_path, *more))
     assert list(specs) == [("plain", 0), ("disagreement", 0), ("plain", 1)]
-    for wrong, message in (("plian", "'plian' is no row; choose from plain, "), ("plain:0", "at least 1")):
+    for wrong, message in (("plian", "'plian' is not a row; choose from plain, "), ("plain:0", "at least 1")):
         with pytest.raises(SystemExit):
             script.main(words(data, tmp_path, "--rows", wrong))
         assert message in capsys.readouterr().err

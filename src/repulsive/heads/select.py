@@ -40,13 +40,13 @@ def select(
     chosen = _by_layer(chosen, layers) if chosen else chosen
     if match is not None:
         patterns = [match] if isinstance(match, str) else list(match)
-        candidates, chosen = chosen, [g for g in chosen if any(fnmatchcase(g.name, p) for p in patterns)]
-        unused = [p for p in patterns if not any(fnmatchcase(g.name, p) for g in candidates)]
-        if chosen and unused:
+        unused = [p for p in patterns if not any(fnmatchcase(g.name, p) for g in chosen)]
+        if 0 < len(unused) < len(patterns):
             raise SelectionError(
-                f"match={match!r}: no group that is selected otherwise matches {unused[0]!r}; the model has "
+                f"match={match!r}: no group of the selected layers and parts matches {unused[0]!r}; the model has "
                 + _available(groups, match)
             )
+        chosen = [g for g in chosen if any(fnmatchcase(g.name, p) for p in patterns)]
     if not chosen:
         raise SelectionError(
             f"layers={layers!r}, parts={parts!r}, where={where!r}, match={match!r} select no heads; the model has "

@@ -172,8 +172,7 @@ def _check(rule: object, settings: Mapping[str, object]) -> None:
         **{name: settings[name] for name in ("layers", "parts", "where", "particle", "match") if name in settings}
     )
     check_layout(settings.get("layout", SELECTION["layout"]))
-    flags = {"allow_unproved": False, "verbose": None}
-    check_flags(**{name: settings.get(name, default) for name, default in flags.items()})
+    check_flags(**{name: settings[name] for name in ("allow_unproved", "verbose") if name in settings})
     if settings.get("groups") is not None:
         check_groups(settings["groups"])
         check_given({**SELECTION, **{name: settings[name] for name in SELECTION if name in settings}})

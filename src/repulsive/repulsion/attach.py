@@ -33,6 +33,7 @@ from repulsive.repulsion.noise_place import choose_noise_place, window_warning
 from repulsive.repulsion.settings import ForcePlace, NoisePlace, Order, Settings
 from repulsive.repulsion.step_force import choose_place
 from repulsive.repulsion.trained_groups import parameter_ids, split_trained
+from repulsive.repulsion.unknown_settings import refuse_unknown
 
 
 def repel(
@@ -199,7 +200,7 @@ def check_arguments(settings: Mapping[str, object], rule: object = None) -> None
     if settings:
         names = list(inspect.signature(repel).parameters)
         known = [name for name in names if name not in ("model", "optimizer", "unknown")]
-        checks.refuse_unknown(settings, known, rule)
+        refuse_unknown(settings, known, rule)
 
 
 def unwrap_optimizer(optimizer: Any) -> Optimizer:
